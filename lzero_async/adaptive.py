@@ -1,0 +1,70 @@
+"""The adaptive degree: a pure AIMD controller. It raises the degree by one while a higher one would give the learner
+data sooner, and halves it when the drift that the learner reports passes its threshold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lzero_async.config import positive_number, whole_number
+from lzero_async.errors import ConfigError
+
+
+class AdaptiveDegree:
+    """Decides the degree after every train. Knows no threads and no clock."""
+
+    def __init__(self, start: int, low: int, high: int, drift_threshold: float | None = None) -> None:
+        self.low = whole_number("min_degree", low, 1, "An adaptive degree stays asynchronous.")
+        self.high = whole_number("max_degree", high, self.low, "It must not be below min_degree.")
+        self.threshold = None if drift_threshold is None else positive_number("drift_threshold", drift_threshold)
+        if not self.low <= start <= self.high:
+            raise ConfigError(
+                f"off_policy_degree is {start}, outside the adaptive range {self.low} to {self.high}; start inside it or "
+                "change min_degree and max_degree."
+            )
+        self.degree = start
+        self._rest = 0
+
+    def after_train(self, starved: bool, drift: float | None) -> str | None:
+        """Take one train into account; return the reason if the degree changed.
+
+        `starved`: the learner had to wait for this batch while the gate held a collector back. After a cut, as many
+        trains as the old degree pass without another change, since their batches were collected under it.
+        """
+        if drift is not None and math.isnan(drift):
+            drift = math.inf
+        if self._rest:
+            self._rest -= 1
+            return None
+        if self.threshold is not None and drift is not None and drift > self.threshold:
+            if self.degree == self.low:
+                return None
+            self._rest = self.degree
+            self.degree = max(self.low, self.degree // 2)
+            return f"drift {drift:.4g} above {self.threshold:.4g}"
+        if starved and self.degree < self.high:
+            self.degree += 1
+            return "the learner waited for data while collectors were held back"
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The degree and the trains left to rest."""
+        return {"degree": self.degree, "rest": self._rest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, inside this controller's range."""
+        try:
+            degree, rest = whole_number("degree", state["degree"], 0), whole_number("rest", state["rest"], 0)
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"The saved adaptive state cannot be read ({error!r}); use another checkpoint.") from error
+        self.degree = min(max(degree, self.low), self.high)
+        self._rest = rest
+
+
+def drift_of(result: Any) -> float | None:
+    """The drift signal in what a train function returned: a number, or a report with `drift`; None otherwise."""
+    value = getattr(result, "drift", result)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+

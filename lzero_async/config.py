@@ -1,0 +1,90 @@
+"""Arguments are checked here, once, at the boundary: reject, never clamp."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from lzero_async.errors import ConfigError
+
+AUTO_DEGREE = -1
+HIGH_DEGREE = 50
+
+
+def whole_number(name: str, value: Any, low: int, remedy: str = "") -> int:
+    """`value` as an int, or a ConfigError that says the value, the range and the remedy."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < low:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {low}.{_spaced(remedy)}")
+    return int(value)
+
+
+def positive_number(name: str, value: Any, remedy: str = "") -> float:
+    """`value` as a finite float above 0, or a ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
+        raise ConfigError(f"{name} is {value!r}; it must be a number above 0.{_spaced(remedy)}")
+    return float(value)
+
+
+def one_of(name: str, value: Any, words: Iterable[str]) -> str:
+    """`value` if it is one of `words`, or a ConfigError that lists them."""
+    words = tuple(words)
+    if value not in words:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(words)}.")
+    return str(value)
+
+
+def auto_degree(buffer_size: int, batch_size: int) -> int:
+    """The degree that `-1` stands for: about a tenth of the batches that the replay buffer holds."""
+    return max(1, (buffer_size // batch_size) // 10)
+
+
+def resolve_degree(degree: Any, buffer_size: int, batch_size: int) -> tuple[int, str]:
+    """The degree to use, and a line that says how an automatic one was found (empty for a fixed one)."""
+    degree = whole_number(
+        "off_policy_degree", degree, AUTO_DEGREE,
+        "Use 0 for synchronous training, 1 or more for asynchronous, -1 to derive it from the buffer.",
+    )
+    if degree != AUTO_DEGREE:
+        _warn_about_degree(degree, buffer_size, batch_size)
+        return degree, ""
+    degree = auto_degree(buffer_size, batch_size)
+    _warn_about_degree(degree, buffer_size, batch_size)
+    share = degree * batch_size / buffer_size
+    return degree, (
+        f"off_policy_degree -1 (automatic): {degree}, from buffer_size {buffer_size} and batch_size {batch_size}; "
+        f"{degree} batches are {share:.1%} of the buffer."
+    )
+
+
+def warn_about_collectors(num_collectors: int, degree: int) -> None:
+    """Warn when the degree can never admit all collectors at once."""
+    usable = max(1, degree)
+    if num_collectors > usable:
+        warnings.warn(
+            f"num_collectors is {num_collectors}, but off_policy_degree {degree} admits at most {usable} collect(s) at "
+            f"once, so {num_collectors - usable} collector(s) will always wait. Raise the degree to {num_collectors} or "
+            f"use {usable} collector(s).",
+            stacklevel=4,
+        )
+
+
+def _warn_about_degree(degree: int, buffer_size: int, batch_size: int) -> None:
+    if degree > HIGH_DEGREE:
+        warnings.warn(
+            f"off_policy_degree {degree} is high (above {HIGH_DEGREE}): batches may be trained {degree} versions after "
+            "they were collected. Lower it if training becomes unstable.",
+            stacklevel=5,
+        )
+    if degree * batch_size > buffer_size:
+        warnings.warn(
+            f"off_policy_degree {degree} times batch_size {batch_size} is {degree * batch_size}, more than buffer_size "
+            f"{buffer_size}: waiting data can be evicted before it is trained. Lower the degree or enlarge the buffer.",
+            stacklevel=5,
+        )
+
+
+def _spaced(remedy: str) -> str:
+    return f" {remedy}" if remedy else ""

@@ -1,0 +1,366 @@
+"""The coordinator: the gate, its lock and its numbers behind one small API."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from lzero_async.adaptive import AdaptiveDegree, drift_of
+from lzero_async.clock import RealClock
+from lzero_async.config import (HIGH_DEGREE, auto_degree, one_of, positive_number, resolve_degree, warn_about_collectors,
+                                whole_number)
+from lzero_async.errors import ConfigError, CoordinatorClosed, Stopped
+from lzero_async.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, Job
+from lzero_async.gate import Gate, Policy
+from lzero_async.shell import GateShell
+from lzero_async.stages import CollectStage, EvalStage, FutureWaiter, Stage, TrainStage, run_awaitable, run_blocking
+from lzero_async.stats import COUNTERS, Recorder, format_box
+from lzero_async.threads import ThreadGroup
+from lzero_async.trace import LEARNER, TraceWriter
+from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, LearnerState, TrainReport
+from lzero_async.weights import WeightStore
+
+if TYPE_CHECKING:
+    from lzero_async.types import RunResult
+
+STATE_FORMAT: Final = 1
+ON_FAILURE: Final = ("raise", "restart")
+_KEPT_CHANGES: Final = 1000
+
+
+class AsyncTrainingCoordinator:
+    """Lets collecting, training and evaluating run at the same time, within the staleness bound that the user sets.
+
+    `off_policy_degree`: 0 runs the stages strictly in turn; d >= 1 keeps the lag and the staleness of every batch at
+    most d; -1 derives d from `buffer_size` and `batch_size` (both in samples). `enable_async_eval` evaluates in the
+    background, on a frozen snapshot. All other arguments:
+
+    num_collectors: collects that may run at once. staleness_policy: `wait`, `drop` or `allow`. publish_every: trains
+    between two publications of the weights. max_train_ahead: extra trains on old data in a row while no batch waits.
+    eval_overlap: what a new background evaluation does while one still runs (`skip`, `latest`, `wait`). on_failure:
+    what `run` does when a collect raises (`raise`, `restart`), with max_restarts in a row per collector and
+    restart_backoff seconds before the first, doubling. train_retries: how often a failed train is tried again from the
+    state before it, which needs `learner` (state_dict, load_state_dict). adaptive: let the degree follow the run inside
+    [min_degree, max_degree]; drift_threshold: the drift above which it is halved. get_weights: returns the learner's
+    weights; called after construction, loading and every due train, always while no train runs. trace: path of a Chrome
+    trace to write. clock: for tests.
+    """
+
+    def __init__(
+        self,
+        off_policy_degree: int = 0,
+        enable_async_eval: bool = False,
+        buffer_size: int = 10_000,
+        batch_size: int = 256,
+        *,
+        num_collectors: int = 1,
+        staleness_policy: Policy = "wait",
+        publish_every: int = 1,
+        max_train_ahead: int = 0,
+        eval_overlap: str = "latest",
+        on_failure: str = "raise",
+        max_restarts: int = 3,
+        restart_backoff: float = 0.5,
+        train_retries: int = 0,
+        learner: LearnerState | None = None,
+        adaptive: bool = False,
+        min_degree: int = 1,
+        max_degree: int | None = None,
+        drift_threshold: float | None = None,
+        get_weights: Callable[[], Any] | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        buffer_size = whole_number("buffer_size", buffer_size, 1)
+        batch_size = whole_number("batch_size", batch_size, 1)
+        num_collectors = whole_number("num_collectors", num_collectors, 1)
+        one_of("eval_overlap", eval_overlap, EVAL_OVERLAPS)
+        self.on_failure = one_of("on_failure", on_failure, ON_FAILURE)
+        self.max_restarts = whole_number("max_restarts", max_restarts, 0)
+        self.restart_backoff = positive_number("restart_backoff", restart_backoff)
+        self._train_retries = whole_number("train_retries", train_retries, 0)
+        if train_retries and learner is None:
+            raise ConfigError(f"train_retries is {train_retries}, but without learner= there is no state to go back to; "
+                              "pass an object with state_dict() and load_state_dict(), or set train_retries to 0.")
+        degree, how = resolve_degree(off_policy_degree, buffer_size, batch_size)
+        gate = Gate(degree, num_collectors=num_collectors, policy=staleness_policy, publish_every=publish_every,
+                    max_train_ahead=max_train_ahead)
+        self._adaptive: AdaptiveDegree | None = None
+        if adaptive:
+            high = max_degree or max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
+            self._adaptive = AdaptiveDegree(degree, min_degree, high, drift_threshold)
+            gate.set_degree(min_degree)
+            gate.set_degree(degree)
+        elif drift_threshold is not None or max_degree is not None:
+            raise ConfigError("max_degree and drift_threshold belong to an adaptive degree; add adaptive=True.")
+        warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
+        if how:
+            print(how, flush=True)
+        self.clock: Clock = clock or RealClock()
+        self.shell = GateShell(gate, self.clock)
+        self.weights = WeightStore()
+        self.enable_async_eval = bool(enable_async_eval)
+        self._get_weights = get_weights
+        self._learner = learner
+        self._trace = None if trace is None else TraceWriter(trace)
+        self.evaluator = BackgroundEvaluator(self.shell, eval_overlap, self._trace)
+        self._changes: deque[DegreeChange] = deque(maxlen=_KEPT_CHANGES)
+        self.threads = ThreadGroup(self.clock, "lzero")
+        if get_weights is not None:
+            self.weights.publish(get_weights(), 0)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def can_collect(self) -> bool:
+        """Whether a collect could start now."""
+        with self.shell.lock:
+            return self.shell.gate.collect_rule() is None
+
+    def can_train(self) -> bool:
+        """Whether a batch could be trained now."""
+        with self.shell.lock:
+            return self.shell.gate.train_rule() is None
+
+    @property
+    def collect_count(self) -> int:
+        """Committed collects since the start or the last reset."""
+        return self.shell.recorder.count(self.shell.gate, "committed")
+
+    @property
+    def train_count(self) -> int:
+        """Finished trains since the start or the last reset; replays are counted apart."""
+        return self.shell.recorder.count(self.shell.gate, "trained")
+
+    @property
+    def collect_train_lag(self) -> int:
+        """Batches that wait for their train, the one being trained included."""
+        return len(self.shell.gate.waiting)
+
+    @property
+    def off_policy_degree(self) -> int:
+        """The bound in force."""
+        return self.shell.gate.degree
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the stages run strictly in turn."""
+        return self.shell.gate.degree == 0
+
+    @property
+    def num_collectors(self) -> int:
+        """Collects that may run at once."""
+        return self.shell.gate.num_collectors
+
+    @property
+    def degree_changes(self) -> tuple[DegreeChange, ...]:
+        """The last changes of an adaptive degree, with their reasons."""
+        return tuple(self._changes)
+
+    # -- the stages ----------------------------------------------------------------------------------------------------
+
+    def run_collect(self, fn: Callable[..., Any], *, worker: int = 0, with_context: bool = False,
+                    timeout: float | None = None) -> Any:
+        """Wait until the gate admits a collect, run `fn`, and commit what it returns as a batch; return that.
+
+        With `with_context`, `fn` gets a CollectContext. `timeout` (seconds) bounds each wait; a batch whose commit
+        timed out stays in line. A coroutine function makes this return an awaitable.
+        """
+        return self._run(CollectStage(self.shell, self.weights, self._trace, worker), fn, with_context, timeout)
+
+    def run_train(self, fn: Callable[..., Any], *, with_batch: bool = False, timeout: float | None = None) -> Any:
+        """Wait for a batch and run `fn`, with the Batch if `with_batch`; return its result.
+
+        If `fn` raises, the batch stays first in line. If it returns a number or a TrainReport, an adaptive degree takes
+        that as its drift signal.
+        """
+        self._raise_background_failure()
+        stage = TrainStage(self.shell, self.weights, self._trace, get_weights=self._get_weights, after=self._after_train,
+                           retries=self._train_retries, learner=self._learner)
+        return self._run(stage, fn, with_batch, timeout)
+
+    def run_eval(self, fn: Callable[..., Any], *, with_context: bool = False, timeout: float | None = None) -> Any:
+        """Evaluate: in the learner's turn, returning `fn`'s result; or, with `enable_async_eval`, in the background,
+        returning None at once (see `poll_eval` and `wait_for_eval`)."""
+        self._raise_background_failure()
+        if not self.enable_async_eval:
+            return self._run(EvalStage(self.shell, self.weights, self._trace), fn, with_context, timeout)
+        snapshot = self.weights.latest()
+        version = self.shell.gate.version if snapshot is None else snapshot.version
+        context = EvalContext(version, snapshot, self.shell)
+        if _is_coroutine_function(fn):
+            return self._submit_from_loop(fn, with_context, context, timeout)
+        while (waiter := self.evaluator.submit(Job(fn, with_context, context, None), self.clock.waiter)) is not None:
+            waiter.wait(timeout)
+        return None
+
+    def poll_eval(self) -> EvalResult | None:
+        """The newest finished background evaluation, or None; raises the exception of one that failed, once."""
+        return self.evaluator.last()
+
+    def wait_for_eval(self, timeout: float | None = None) -> EvalResult | None:
+        """Wait until no background evaluation runs or is queued; return as `poll_eval` does."""
+        return self.evaluator.wait(timeout)
+
+    def run(self, collect_fn: Callable[..., Any], train_fn: Callable[..., Any], eval_fn: Callable[..., Any] | None = None,
+            **options: Any) -> RunResult:
+        """The whole loop; see `lzero_async.loop.run`, which this calls."""
+        from lzero_async.loop import run
+
+        return run(self, collect_fn, train_fn, eval_fn, **options)
+
+    # -- numbers and state -----------------------------------------------------------------------------------------------
+
+    def get_statistics(self) -> dict[str, Any]:
+        """A snapshot of counts, times (seconds), lag and staleness; the names are listed in docs/statistics.md."""
+        with self.shell.lock:
+            return {**self.shell.recorder.snapshot(self.shell.gate), "evals_skipped": self.evaluator.skipped}
+
+    def print_statistics(self) -> None:
+        """Print the statistics as a box."""
+        print(format_box(self.get_statistics()), flush=True)
+
+    def reset_counters(self) -> None:
+        """Count from zero again. What waits, runs or is open goes on; versions do not change."""
+        with self.shell.lock:
+            self.shell.recorder.reset({name: getattr(self.shell.gate, name) for name in COUNTERS})
+
+    def state_dict(self, *, with_batches: bool = False) -> dict[str, Any]:
+        """What a resumed run needs, as plain numbers; `with_batches` adds the data of the waiting batches as it is."""
+        with self.shell.lock:
+            gate = self.shell.gate
+            state: dict[str, Any] = {
+                "format": STATE_FORMAT,
+                "gate": gate.state_dict(),
+                "statistics": self.shell.recorder.state_dict(),
+                "adaptive": None if self._adaptive is None else self._adaptive.state_dict(),
+            }
+            if with_batches:
+                state["batches"] = [self.shell.data[ticket.id] for ticket in gate.waiting]
+            return state
+
+    def load_state_dict(self, state: Mapping[str, Any], *, batches: Sequence[Any] | None = None) -> None:
+        """Resume from `state_dict()`, after the learner was restored and before anything runs.
+
+        `batches` (or what was saved with them) is the data of the waiting batches; without it they are abandoned.
+        Open collects are abandoned in any case. If the degree is now smaller, the lag drains first.
+        """
+        if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:
+            raise ConfigError(f"This is not a coordinator state of format {STATE_FORMAT}; use another checkpoint.")
+        batches = state.get("batches") if batches is None else batches
+        with self.shell.lock:
+            gate, data = self.shell.gate, self.shell.data
+            if gate.tickets or gate.running:
+                raise ConfigError(f"A state is loaded before the run starts, but {len(gate.tickets)} collect(s) are open "
+                                  f"and the learner is {gate.running or 'idle'}; use a new coordinator.")
+            saved = _part(state, "gate")
+            recorder = Recorder()
+            recorder.load_state_dict(_part(state, "statistics"))
+            ids = _waiting_ids(saved)
+            if batches is not None and len(batches) != len(ids):
+                raise ConfigError(f"The state has {len(ids)} waiting batches, but {len(batches)} were given.")
+            gate.load_state_dict(saved, keep_waiting=batches is not None)
+            self.shell.recorder = recorder
+            data.clear()
+            kept = {ticket.id for ticket in gate.waiting}
+            data.update((i, item) for i, item in zip(ids, batches or (), strict=False) if i in kept)
+            if self._adaptive is not None and state.get("adaptive") is not None:
+                self._adaptive.load_state_dict(_part(state, "adaptive"))
+                gate.set_degree(self._adaptive.degree)
+            version = gate.version
+        if self._get_weights is not None:
+            self.weights.restart(self._get_weights(), version)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def stop(self, reason: str = "stop", *, patient: bool = True) -> None:
+        """Ask a run to end; callable from any thread. See `GateShell.stop` for `patient`."""
+        self.shell.stop(Stopped(reason), patient=patient)
+        self.evaluator.nudge()
+        self.threads.nudge()
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Release every waiter, end what runs and wait at most `timeout` seconds for it. Closing twice is allowed.
+
+        Raises the exception of a background evaluation that nobody asked about. A function that does not return in time
+        cannot be ended from outside; it is named in a warning.
+        """
+        self.shell.stop(CoordinatorClosed("The coordinator is closed."), patient=False)
+        self.threads.nudge()
+        deadline = self.clock.now() + timeout
+        left = self.evaluator.close(timeout)
+        left += self.threads.join(max(0.0, deadline - self.clock.now()))
+        if self._trace is not None:
+            self._trace.close()
+        if left:
+            warnings.warn(f"close() did not wait longer than {timeout:g} s for: {', '.join(left)}. Let long functions look "
+                          "at context.stop.is_set().", stacklevel=2)
+        self._raise_background_failure()
+
+    def __enter__(self) -> AsyncTrainingCoordinator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            self.close()
+        except BaseException:
+            if error is None:
+                raise
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _run(self, stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
+        if _is_coroutine_function(fn):
+            return run_awaitable(stage, fn, with_context, timeout)
+        return run_blocking(stage, fn, with_context, timeout)
+
+    async def _submit_from_loop(self, fn: Callable[..., Any], with_context: bool, context: EvalContext,
+                                timeout: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            waiter = self.evaluator.submit(Job(fn, with_context, context, loop), lambda: FutureWaiter(loop))
+            if waiter is None:
+                return
+            await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=timeout)
+
+    def _raise_background_failure(self) -> None:
+        self.evaluator.last()
+
+    def _after_train(self, result: Any, starved: bool) -> None:
+        """Under the lock: take the train function's report into account."""
+        if isinstance(result, TrainReport):
+            self.shell.recorder.sampled(result)
+        if self._adaptive is None:
+            return
+        before = self._adaptive.degree
+        reason = self._adaptive.after_train(starved, drift_of(result))
+        if reason is not None:
+            after = self._adaptive.degree
+            self.shell.gate.set_degree(after)
+            self.shell.recorder.sums["degree_changes"] += 1
+            self._changes.append(DegreeChange(self.train_count, before, after, reason))
+            if self._trace is not None:
+                self._trace.instant(LEARNER, f"degree {before} to {after}: {reason}", self.clock.now())
+
+
+def _is_coroutine_function(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))
+
+
+def _part(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = state.get(name)
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"The saved state has no {name!r}; use another checkpoint.")
+    return part
+
+
+def _waiting_ids(gate_state: Mapping[str, Any]) -> list[int]:
+    try:
+        return [int(ticket[0]) for ticket in gate_state["waiting"]]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ConfigError(f"The saved state of the gate cannot be read ({error!r}); use another checkpoint.") from error

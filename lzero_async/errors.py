@@ -1,0 +1,40 @@
+"""The errors of the library, as one small tree.
+
+LzeroAsyncError
+├── ConfigError (also ValueError)      an argument or a saved state that cannot be used
+├── GateTimeout (also TimeoutError)    a wait ran out; the message names the rule that blocks
+├── Stopped                            the run has ended: this call was released, not served
+│   └── CoordinatorClosed              the same, after ``close()``
+├── QueueClosed                        a queue was closed under this call
+└── Deadlock                           (testing) every thread waits and no timer is left
+"""
+
+from __future__ import annotations
+
+
+class LzeroAsyncError(Exception):
+    """Base of every error that the library itself raises."""
+
+
+class ConfigError(LzeroAsyncError, ValueError):
+    """An argument or a saved state that cannot be used; says the value, the range and the remedy."""
+
+
+class GateTimeout(LzeroAsyncError, TimeoutError):
+    """A wait for the gate ran out; says which rule blocks, with its numbers."""
+
+
+class Stopped(LzeroAsyncError):
+    """The run has ended, so the call was released without being served."""
+
+
+class CoordinatorClosed(Stopped):
+    """The coordinator was closed, so the call was released without being served."""
+
+
+class QueueClosed(LzeroAsyncError):
+    """The queue was closed: nothing more goes in, and nothing is left to take out."""
+
+
+class Deadlock(LzeroAsyncError):
+    """Every thread on a virtual clock waits and no timer is left to wake one."""

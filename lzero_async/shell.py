@@ -1,0 +1,362 @@
+"""The gate's only lock, and the waiting around it.
+
+A request that the gate cannot serve is parked in a line. Whoever changes the state serves, before it lets go of the
+lock, every parked request that has become possible: it takes the step on the waiter's behalf and wakes that waiter.
+So nobody polls, nobody is woken in vain, and a wake-up cannot be lost: it carries the step that was taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from lzero_async.config import whole_number
+from lzero_async.errors import CoordinatorClosed, GateTimeout, Stopped
+from lzero_async.gate import Gate, Ticket
+from lzero_async.stats import Recorder
+from lzero_async.types import Clock, Waiter
+
+REPLAY: Final = Ticket(-1, -1, -1)
+MakeWaiter = Callable[[], Waiter]
+
+
+class Parked:
+    """One request that waits: what it asks for, and what it was given."""
+
+    __slots__ = ("error", "grant", "held_back", "kind", "since", "ticket", "waiter")
+
+    def __init__(self, kind: str, waiter: Waiter, since: float, ticket: Ticket | None = None) -> None:
+        self.kind = kind
+        self.waiter = waiter
+        self.since = since
+        self.ticket = ticket
+        self.grant: Ticket | None = None
+        self.error: Stopped | None = None
+        self.held_back = False
+
+
+class GateShell:
+    """A gate that many threads and event loops may use at once, and the numbers recorded under the same lock."""
+
+    def __init__(self, gate: Gate, clock: Clock) -> None:
+        self.lock = threading.Lock()
+        self.gate = gate
+        self.clock = clock
+        self.recorder = Recorder()
+        self.data: dict[int, Any] = {}
+        self._lines: dict[str, deque[Parked]] = {kind: deque() for kind in ("collect", "commit", "train", "eval")}
+        self._sleepers: dict[int, Waiter] = {}
+        self._max_collect: int | None = None
+        self._max_train: int | None = None
+        self._stop: Stopped | None = None
+        self._patient = False
+        self._starved = False
+
+    # -- asking the gate: each returns what was granted, or the parked request to wait on -------------------------------
+
+    def request_collect(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        """Ask to start a collect."""
+        with self.lock:
+            self._raise_if_stopped()
+            if self._collect_rule() is None:
+                return self.gate.start_collect()
+            return self._park(Parked("collect", make_waiter(), self.clock.now()))
+
+    def request_commit(self, ticket: Ticket, data: Any, start: float, end: float,
+                       make_waiter: MakeWaiter) -> Ticket | Parked:
+        """Ask to commit a finished collect; after a stop it is committed or abandoned without waiting."""
+        with self.lock:
+            self.recorder.ran("collect", start, end)
+            self.data[ticket.id] = data
+            if self.gate.commit_rule(ticket.id) is None:
+                self._commit(ticket)
+                self._settle()
+                return ticket
+            parked = self._park(Parked("commit", make_waiter(), end, ticket))
+            if self._stop is not None:
+                self._settle()
+            return parked
+
+    def request_train(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        """Ask to train the oldest batch, or, if none waits and the rules allow it, to replay."""
+        with self.lock:
+            self._raise_if_stopped()
+            if not self._lines["train"] and (ticket := self._start_train()) is not None:
+                return ticket
+            parked = self._park(Parked("train", make_waiter(), self.clock.now()))
+            parked.held_back = self._collectors_are_held_back()
+            self._settle()
+            return parked
+
+    def request_eval(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        """Ask for the learner's turn to evaluate."""
+        with self.lock:
+            self._raise_if_stopped()
+            if self.gate.eval_rule() is None:
+                return self._start_eval()
+            return self._park(Parked("eval", make_waiter(), self.clock.now()))
+
+    def served(self, parked: Parked) -> Ticket:
+        """After the wait: what was granted, or the error that ended it. A commit that timed out stays in line."""
+        with self.lock:
+            waited = self.clock.now() - parked.since
+            self.recorder.waited("collect" if parked.kind == "commit" else parked.kind, waited)
+            if parked.grant is None and parked.error is None:
+                why = self._explain(parked)
+                if parked.kind != "commit":
+                    self._lines[parked.kind].remove(parked)
+                raise GateTimeout(f"Waited {waited:.3g} s in vain to {_DOING[parked.kind]}: {why}.")
+            if parked.kind == "train":
+                self._starved = parked.held_back
+            if parked.error is not None:
+                raise parked.error
+            assert parked.grant is not None
+            return parked.grant
+
+    def withdraw(self, parked: Parked) -> None:
+        """The waiting call was interrupted: leave the line, or give back what was granted meanwhile. A finished collect
+        stays in line, so that its batch is not lost."""
+        with self.lock:
+            if parked.grant is None and parked.error is None:
+                if parked.kind != "commit":
+                    self._lines[parked.kind].remove(parked)
+            elif parked.grant is not None and parked.kind == "collect":
+                self.gate.abandon(parked.grant.id)
+            elif parked.grant is not None and parked.kind == "train":
+                self.gate.fail_train()
+            elif parked.grant is not None and parked.kind == "eval":
+                self.gate.finish_eval()
+            self._settle()
+
+    # -- telling the gate ----------------------------------------------------------------------------------------------
+
+    def end_collect(self, ticket: Ticket, *, failed: bool) -> None:
+        """A collect ended without a batch: give its ticket back."""
+        with self.lock:
+            if failed:
+                self.gate.fail(ticket.id)
+            else:
+                self.gate.abandon(ticket.id)
+            self._settle()
+
+    def finish_train(self, start: float, end: float, *, published: bool,
+                     then: Callable[[bool], None] | None = None) -> None:
+        """Count the train or replay that ran; `then(starved)` runs under the lock before the next step is granted."""
+        with self.lock:
+            gate = self.gate
+            replay = gate.running == "replay"
+            done = None if replay else gate.waiting[0].id
+            self._forget(gate.finish_train())
+            if done is not None:
+                del self.data[done]
+            self.recorder.ran("replay" if replay else "train", start, end)
+            if published:
+                gate.publish()
+            starved, self._starved = self._starved, False
+            if then is not None:
+                then(starved)
+            self._settle()
+
+    def fail_train(self) -> None:
+        """A train raised: its batch stays first in line."""
+        with self.lock:
+            self.gate.fail_train()
+            self._settle()
+
+    def finish_eval(self, start: float, end: float, *, failed: bool) -> None:
+        """Give the learner's turn back after an evaluation."""
+        with self.lock:
+            self.gate.finish_eval()
+            if not failed:
+                self.recorder.ran("eval", start, end)
+            self._settle()
+
+    def set_degree(self, degree: int) -> None:
+        """Change the bound for new admissions."""
+        with self.lock:
+            self.gate.set_degree(degree)
+            self._settle()
+
+    def set_limits(self, max_collect: int | None, max_train: int | None) -> None:
+        """Admit no collect that these counts could not use; counts since the last reset."""
+        for name, value in (("max_collect", max_collect), ("max_train", max_train)):
+            if value is not None:
+                whole_number(name, value, 0)
+        with self.lock:
+            self._max_collect, self._max_train = max_collect, max_train
+            self._settle()
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def stop(self, error: Stopped, *, patient: bool) -> None:
+        """Release every waiter with `error`. A patient stop lets finished collects wait for their commit while a train
+        or another collect still runs that could make room; otherwise they are abandoned now. Closing is for good."""
+        with self.lock:
+            if not isinstance(self._stop, CoordinatorClosed):
+                self._stop = error
+            self._patient = patient and not isinstance(self._stop, CoordinatorClosed)
+            for kind in ("collect", "train", "eval"):
+                while self._lines[kind]:
+                    self._release(self._lines[kind].popleft())
+            for waiter in self._sleepers.values():
+                waiter.wake()
+            self._sleepers.clear()
+            self._settle()
+
+    def restart(self) -> None:
+        """Forget an earlier stop; a closed shell stays closed."""
+        with self.lock:
+            if isinstance(self._stop, CoordinatorClosed):
+                self._raise_if_stopped()
+            self._stop = None
+
+    def is_set(self) -> bool:
+        """Whether the run is stopping."""
+        return self._stop is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed for good."""
+        return isinstance(self._stop, CoordinatorClosed)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait this long or until the run stops; return whether it stops."""
+        waiter = self.clock.waiter()
+        with self.lock:
+            if self._stop is not None:
+                return True
+            self._sleepers[id(waiter)] = waiter
+        try:
+            waiter.wait(seconds)
+        finally:
+            with self.lock:
+                self._sleepers.pop(id(waiter), None)
+        return self._stop is not None
+
+    # -- under the lock ------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Serve every parked request that the state now allows."""
+        gate, lines = self.gate, self._lines
+        while True:
+            if lines["commit"] and self._serve_commits():
+                continue
+            if lines["eval"] and gate.eval_rule() is None:
+                self._serve(lines["eval"].popleft(), self._start_eval())
+            if lines["train"]:
+                if (ticket := self._start_train()) is not None:
+                    self._serve(lines["train"].popleft(), ticket)
+                elif self._drained():
+                    self._release(lines["train"].popleft(), Stopped("max_collect"))
+            if not (lines["collect"] and self._collect_rule() is None):
+                return
+            self._serve(lines["collect"].popleft(), gate.start_collect())
+
+    def _serve_commits(self) -> bool:
+        """Commit the first parked collect that may; after a stop, abandon those that nothing can help any more."""
+        line = self._lines["commit"]
+        for parked in line:
+            assert parked.ticket is not None
+            if self.gate.commit_rule(parked.ticket.id) is None:
+                line.remove(parked)
+                self._commit(parked.ticket)
+                self._serve(parked, parked.ticket)
+                return True
+        if self._stop is not None:
+            hope = self._patient and (self.gate.running in ("train", "replay") or len(self.gate.tickets) > len(line))
+            if not hope:
+                parked = line.popleft()
+                assert parked.ticket is not None
+                self._abandon(parked.ticket)
+                self._release(parked)
+                return bool(line)
+        return False
+
+    def _park(self, parked: Parked) -> Parked:
+        self._lines[parked.kind].append(parked)
+        return parked
+
+    def _serve(self, parked: Parked, grant: Ticket) -> None:
+        parked.grant = grant
+        parked.waiter.wake()
+
+    def _release(self, parked: Parked, error: Stopped | None = None) -> None:
+        error = error or self._stop
+        assert error is not None
+        parked.error = type(error)(*error.args)
+        parked.waiter.wake()
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop is not None:
+            raise type(self._stop)(*self._stop.args)
+
+    def _collect_rule(self) -> str | None:
+        gate = self.gate
+        if self._max_collect is not None or self._max_train is not None:
+            count, tickets = self.recorder.count, len(gate.tickets)
+            if self._max_collect is not None and count(gate, "committed") + tickets >= self._max_collect:
+                return "max_collect"
+            if self._max_train is not None and count(gate, "trained") + len(gate.waiting) + tickets >= self._max_train:
+                return "max_train"
+        return gate.collect_rule()
+
+    def _drained(self) -> bool:
+        """Whether max_collect batches were collected and everything that could be trained was."""
+        gate = self.gate
+        return (
+            self._max_collect is not None and not gate.tickets and not gate.waiting and gate.running is None
+            and self.recorder.count(gate, "committed") >= self._max_collect
+        )
+
+    def _collectors_are_held_back(self) -> bool:
+        return bool(self._lines["collect"] or self._lines["commit"])
+
+    def _start_train(self) -> Ticket | None:
+        gate = self.gate
+        if gate.train_rule() is None:
+            ticket = gate.start_train()
+            self.recorder.train_started(gate.version - ticket.version)
+            return ticket
+        if gate.max_train_ahead and gate.replay_rule() is None:
+            gate.start_replay()
+            return REPLAY
+        return None
+
+    def _start_eval(self) -> Ticket:
+        self.gate.start_eval()
+        return Ticket(-1, self.gate.version, self.gate.version)
+
+    def _commit(self, ticket: Ticket) -> None:
+        self._forget(self.gate.commit(ticket.id))
+        self.recorder.lag_is(len(self.gate.waiting))
+
+    def _abandon(self, ticket: Ticket) -> None:
+        self.gate.abandon(ticket.id)
+        self.data.pop(ticket.id, None)
+
+    def _forget(self, dropped: list[Ticket]) -> None:
+        for ticket in dropped:
+            self.data.pop(ticket.id, None)
+
+    def _explain(self, parked: Parked) -> str:
+        gate = self.gate
+        if parked.kind == "collect":
+            rule = self._collect_rule()
+        elif parked.kind == "train":
+            rule = gate.train_rule()
+        elif parked.kind == "eval":
+            rule = gate.eval_rule()
+        else:
+            assert parked.ticket is not None
+            rule = gate.commit_rule(parked.ticket.id)
+        return gate.explain(rule or "others are first in line")
+
+
+_DOING: Final = {
+    "collect": "start a collect",
+    "commit": "commit a collect (its batch stays in line)",
+    "train": "start a train",
+    "eval": "start an evaluation",
+}

@@ -1,0 +1,266 @@
+"""The three stages as the coordinator runs them: enter through the gate, run the user's function, leave.
+
+A stage says what to ask, what to pass, and what to do with the outcome; the two drivers at the end (`run_blocking`,
+`run_awaitable`) are the only code that differs between plain callables and coroutine functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from lzero_async.errors import Stopped
+from lzero_async.shell import REPLAY, GateShell, MakeWaiter, Parked
+from lzero_async.gate import Ticket
+from lzero_async.trace import LEARNER, TraceWriter, collector
+from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
+from lzero_async.weights import WeightStore
+
+
+class Stage:
+    """One pass of one role through the gate."""
+
+    name = ""
+
+    def __init__(self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None) -> None:
+        self.shell = shell
+        self.weights = weights
+        self.trace = trace
+        self.track = LEARNER
+        self.start = 0.0
+        self.ticket: Ticket = REPLAY
+
+    def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        """Ask the gate to let this stage start."""
+        raise AssertionError
+
+    def enter(self, ticket: Ticket) -> Any:
+        """The stage may start: return what its function gets."""
+        raise AssertionError
+
+    def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
+        """The function returned `result`."""
+        raise AssertionError
+
+    def fail(self, error: BaseException) -> None:
+        """The stage ends without a result."""
+        raise AssertionError
+
+    def recover(self, error: BaseException) -> bool:
+        """The function raised: return whether to start it again; otherwise the stage has failed."""
+        self.fail(error)
+        return False
+
+    def waited(self, parked: Parked) -> Ticket:
+        """A wait is over: trace it, and return what was granted."""
+        if self.trace is not None:
+            self.trace.span(self.track, f"wait {parked.kind}", parked.since, self.shell.clock.now())
+        return self.shell.served(parked)
+
+
+class CollectStage(Stage):
+    """A collect: admitted with a ticket, committed as a batch."""
+
+    name = "collect"
+
+    def __init__(self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None, worker: int) -> None:
+        super().__init__(shell, weights, trace)
+        self.worker = worker
+        self.track = collector(worker)
+
+    def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        return self.shell.request_collect(make_waiter)
+
+    def enter(self, ticket: Ticket) -> CollectContext:
+        self.ticket = ticket
+        self.start = self.shell.clock.now()
+        return CollectContext(self.worker, ticket.id, ticket.version, self.weights.latest(), self.shell)
+
+    def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
+        end = self.shell.clock.now()
+        if self.trace is not None:
+            self.trace.span(self.track, "collect", self.start, end, batch=self.ticket.id, version=self.ticket.version)
+        return self.shell.request_commit(self.ticket, result, self.start, end, make_waiter)
+
+    def fail(self, error: BaseException) -> None:
+        given_up = isinstance(error, (Stopped, asyncio.CancelledError, KeyboardInterrupt))
+        self.shell.end_collect(self.ticket, failed=not given_up)
+
+
+class TrainStage(Stage):
+    """A train of the oldest batch, or a replay; publishes the weights when they are due."""
+
+    name = "train"
+
+    def __init__(
+        self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None, *,
+        get_weights: Callable[[], Any] | None, after: Callable[[Any, bool], None],
+        retries: int, learner: LearnerState | None,
+    ) -> None:
+        super().__init__(shell, weights, trace)
+        self._get_weights = get_weights
+        self._after = after
+        self._retries = retries
+        self._learner = learner
+        self._before: Mapping[str, Any] | None = None
+        self._staleness = 0
+
+    def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        return self.shell.request_train(make_waiter)
+
+    def enter(self, ticket: Ticket) -> Batch:
+        shell = self.shell
+        self.ticket = ticket
+        if self._retries and self._learner is not None:
+            self._before = self._learner.state_dict()
+        self.start = shell.clock.now()
+        version = shell.gate.version
+        if ticket is REPLAY:
+            return Batch(-1, None, version, 0, True, shell)
+        self._staleness = version - ticket.version
+        return Batch(ticket.id, shell.data[ticket.id], ticket.version, self._staleness, False, shell)
+
+    def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
+        shell = self.shell
+        end = shell.clock.now()
+        version = shell.gate.version + 1
+        due = version - shell.gate.published >= shell.gate.publish_every
+        try:
+            if due and self._get_weights is not None:
+                self.weights.publish(self._get_weights(), version)
+        except BaseException:
+            due = False
+            raise
+        finally:
+            shell.finish_train(self.start, end, published=due, then=lambda starved: self._after(result, starved))
+        if self.trace is not None:
+            if self.ticket is REPLAY:
+                self.trace.span(LEARNER, "replay", self.start, end, version=version)
+            else:
+                self.trace.span(LEARNER, "train", self.start, end, batch=self.ticket.id, version=version,
+                                staleness=self._staleness)
+        return None
+
+    def fail(self, error: BaseException) -> None:
+        self.shell.fail_train()
+
+    def recover(self, error: BaseException) -> bool:
+        again = self._retries > 0 and self._before is not None and isinstance(error, Exception)
+        if not again or self._learner is None or self.shell.is_set():
+            self.fail(error)
+            return False
+        self._retries -= 1
+        try:
+            self._learner.load_state_dict(self._before or {})
+        except BaseException:
+            self.fail(error)
+            raise
+        return True
+
+
+class EvalStage(Stage):
+    """An evaluation in the learner's turn."""
+
+    name = "eval"
+
+    def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        return self.shell.request_eval(make_waiter)
+
+    def enter(self, ticket: Ticket) -> EvalContext:
+        self.ticket = ticket
+        self.start = self.shell.clock.now()
+        snapshot = self.weights.latest()
+        return EvalContext(ticket.version if snapshot is None else snapshot.version, snapshot, self.shell)
+
+    def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
+        end = self.shell.clock.now()
+        self.shell.finish_eval(self.start, end, failed=False)
+        if self.trace is not None:
+            self.trace.span(LEARNER, "eval", self.start, end, version=self.ticket.version)
+        return None
+
+    def fail(self, error: BaseException) -> None:
+        self.shell.finish_eval(self.start, self.start, failed=True)
+
+
+def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
+    """Run a stage with a plain callable in the calling thread."""
+    make_waiter = stage.shell.clock.waiter
+
+    def granted(asked: Ticket | Parked) -> Ticket:
+        if isinstance(asked, Ticket):
+            return asked
+        try:
+            asked.waiter.wait(timeout)
+        except BaseException:
+            stage.shell.withdraw(asked)
+            raise
+        return stage.waited(asked)
+
+    ticket = granted(stage.ask(make_waiter))
+    while True:
+        try:
+            context = stage.enter(ticket)
+            result = fn(context) if with_context else fn()
+            break
+        except BaseException as error:
+            if not stage.recover(error):
+                raise
+    left = stage.leave(result, make_waiter)
+    if left is not None:
+        granted(left)
+    return result
+
+
+async def run_awaitable(
+    stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
+) -> Any:
+    """Run a stage with a coroutine function; the event loop is never blocked."""
+    loop = asyncio.get_running_loop()
+
+    async def granted(asked: Ticket | Parked) -> Ticket:
+        if isinstance(asked, Ticket):
+            return asked
+        assert isinstance(asked.waiter, FutureWaiter)
+        try:
+            await asyncio.wait((asked.waiter.future,), timeout=timeout)
+        except BaseException:
+            stage.shell.withdraw(asked)
+            raise
+        return stage.waited(asked)
+
+    def make_waiter() -> FutureWaiter:
+        return FutureWaiter(loop)
+
+    ticket = await granted(stage.ask(make_waiter))
+    while True:
+        try:
+            context = stage.enter(ticket)
+            result = await (fn(context) if with_context else fn())
+            break
+        except BaseException as error:
+            if not stage.recover(error):
+                raise
+    left = stage.leave(result, make_waiter)
+    if left is not None:
+        await granted(left)
+    return result
+
+
+class FutureWaiter:
+    """A place for one task to wait in; woken from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def wait(self, timeout: float | None) -> bool:
+        raise AssertionError("a task awaits its future")
+
+    def wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)

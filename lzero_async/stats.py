@@ -1,0 +1,173 @@
+"""Running sums of what happened, and the box that prints them. Nothing here grows with the length of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lzero_async.errors import ConfigError
+from lzero_async.gate import Gate
+from lzero_async.types import TrainReport
+
+COUNTERS: Final = ("committed", "trained", "replayed", "failed", "dropped", "abandoned")
+RULE: Final = "=" * 80
+
+
+class Recorder:
+    """Collects numbers for `get_statistics`; its owner holds the lock."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.base: dict[str, int] = {}
+        self.first_start: float | None = None
+        self.last_end = 0.0
+        self.earlier_wall = 0.0
+        self.reset({})
+
+    def reset(self, base: Mapping[str, int]) -> None:
+        """Start again from zero; `base` holds the gate's counters at this moment."""
+        self.base = dict(base)
+        self.sums = dict.fromkeys(_SUMS, 0.0)
+        self.first_start = None
+        self.last_end = self.earlier_wall = 0.0
+
+    def count(self, gate: Gate, name: str) -> int:
+        """One of the gate's counters since the last reset."""
+        return int(getattr(gate, name)) - self.base.get(name, 0)
+
+    def ran(self, role: str, start: float, end: float) -> None:
+        """A collect, train, replay or eval ran from `start` to `end`."""
+        sums = self.sums
+        sums[f"{role}_runs"] += 1
+        sums[f"{role}_time"] += end - start
+        if self.first_start is None or start < self.first_start:
+            self.first_start = start
+        if end > self.last_end:
+            self.last_end = end
+
+    def waited(self, role: str, seconds: float) -> None:
+        """A role waited for the gate."""
+        self.sums[f"{role}_wait"] += seconds
+
+    def train_started(self, staleness: int) -> None:
+        """A batch of this staleness went into training."""
+        sums = self.sums
+        sums["staleness"] += staleness
+        sums["staleness_runs"] += 1
+        if staleness > sums["staleness_max"]:
+            sums["staleness_max"] = staleness
+
+    def lag_is(self, lag: int) -> None:
+        """The number of waiting batches after a commit."""
+        sums = self.sums
+        sums["lag"] += lag
+        sums["lag_runs"] += 1
+        if lag > sums["lag_max"]:
+            sums["lag_max"] = lag
+
+    def sampled(self, report: TrainReport) -> None:
+        """The age of the replayed samples that a train reported."""
+        if report.sample_age_mean is not None:
+            self.sums["age"] += report.sample_age_mean * report.sample_count
+            self.sums["age_runs"] += report.sample_count
+        if report.sample_age_max is not None:
+            self.sums["age_max"] = max(self.sums["age_max"], report.sample_age_max)
+
+    def wall(self) -> float:
+        """Seconds from the first start of a stage to the last end, the time before a resume included."""
+        return self.earlier_wall + (0.0 if self.first_start is None else max(0.0, self.last_end - self.first_start))
+
+    def snapshot(self, gate: Gate) -> dict[str, Any]:
+        """The statistics by the names that `get_statistics` documents."""
+        sums, wall = self.sums, self.wall()
+        busiest = max(sums["collect_time"] / min(gate.num_collectors, max(1, gate.degree)), sums["train_time"])
+        return {
+            "mode": "SYNCHRONOUS" if gate.degree == 0 else "ASYNCHRONOUS",
+            "off_policy_degree": gate.degree,
+            "collect_count": self.count(gate, "committed"),
+            "train_count": self.count(gate, "trained"),
+            "replay_count": self.count(gate, "replayed"),
+            "eval_count": int(sums["eval_runs"]),
+            "version": gate.version,
+            "collect_train_lag": len(gate.waiting),
+            "mean_lag": _ratio(sums["lag"], sums["lag_runs"]),
+            "max_lag": int(sums["lag_max"]),
+            "collect_avg_time": _ratio(sums["collect_time"], sums["collect_runs"]),
+            "train_avg_time": _ratio(sums["train_time"], sums["train_runs"]),
+            "eval_avg_time": _ratio(sums["eval_time"], sums["eval_runs"]),
+            "collect_total_time": sums["collect_time"],
+            "train_total_time": sums["train_time"],
+            "eval_total_time": sums["eval_time"],
+            "collect_wait_time": sums["collect_wait"],
+            "train_wait_time": sums["train_wait"],
+            "eval_wait_time": sums["eval_wait"],
+            "wall_time": wall,
+            "overlap_efficiency": _ratio(busiest, wall),
+            "staleness_mean": _ratio(sums["staleness"], sums["staleness_runs"]),
+            "staleness_max": int(sums["staleness_max"]),
+            "sample_age_mean": _ratio(sums["age"], sums["age_runs"]),
+            "sample_age_max": sums["age_max"],
+            "dropped": self.count(gate, "dropped"),
+            "failed": self.count(gate, "failed"),
+            "abandoned": self.count(gate, "abandoned"),
+            "restarts": int(sums["restarts"]),
+            "degree_changes": int(sums["degree_changes"]),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums as plain numbers."""
+        return {"sums": dict(self.sums), "base": dict(self.base), "wall": self.wall()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from a saved state."""
+        try:
+            sums = {name: float(state["sums"].get(name, 0.0)) for name in _SUMS}
+            base = {name: int(state["base"].get(name, 0)) for name in COUNTERS}
+            wall = float(state["wall"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"The saved statistics cannot be read ({error!r}); use another checkpoint.") from error
+        self.reset(base)
+        self.sums, self.earlier_wall = sums, wall
+
+
+def format_box(statistics: Mapping[str, Any]) -> str:
+    """The statistics as the box that ends a run."""
+    s = statistics
+    lines = [
+        RULE,
+        "Async Training Statistics:",
+        f"  Mode: {s['mode']}",
+        f"  Collect iterations: {s['collect_count']}",
+        f"  Train iterations: {s['train_count']}",
+        f"  Final lag: {s['collect_train_lag']}",
+        f"  Avg collect time: {s['collect_avg_time']:.2f}s",
+        f"  Avg train time: {s['train_avg_time']:.2f}s",
+        f"  Avg eval time: {s['eval_avg_time']:.2f}s",
+        f"  Collect wait: {s['collect_wait_time']:.2f}s, train wait: {s['train_wait_time']:.2f}s, "
+        f"eval wait: {s['eval_wait_time']:.2f}s, wall: {s['wall_time']:.2f}s",
+        f"  Overlap efficiency: {s['overlap_efficiency']:.3f}",
+        f"  Lag: mean {s['mean_lag']:.2f}, max {s['max_lag']} (degree {s['off_policy_degree']})",
+        f"  Staleness: mean {s['staleness_mean']:.2f}, max {s['staleness_max']}",
+    ]
+    if s["sample_age_max"]:
+        lines.append(f"  Sample age: mean {s['sample_age_mean']:.2f}, max {s['sample_age_max']:.0f}")
+    if s["replay_count"]:
+        lines.append(f"  Replays: {s['replay_count']}")
+    lines.append(
+        f"  Dropped: {s['dropped']}, failed: {s['failed']}, abandoned: {s['abandoned']}, restarts: {s['restarts']}"
+    )
+    if s["degree_changes"]:
+        lines.append(f"  Degree changes: {s['degree_changes']}")
+    return "\n".join([*lines, RULE])
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else 0.0
+
+
+_SUMS: Final = (
+    *(f"{role}_{what}" for role in ("collect", "train", "replay", "eval") for what in ("runs", "time")),
+    "collect_wait", "train_wait", "eval_wait",
+    "staleness", "staleness_runs", "staleness_max", "lag", "lag_runs", "lag_max", "age", "age_runs", "age_max",
+    "restarts", "degree_changes",
+)

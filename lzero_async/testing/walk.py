@@ -1,0 +1,178 @@
+"""An exhaustive walk of the gate: every order of every step, with faults, checked at every state."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lzero_async.gate import Gate
+
+
+class WalkFailure(AssertionError):
+    """A reachable state breaks a rule; the message holds the steps that lead there."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much one path may contain. An interruption is a failed collect or train, a change of the degree, a save and
+    load (with and without the waiting batches), or an evaluation in the learner's turn; each can come at any step."""
+
+    batches: int = 7
+    interruptions: int = 1
+
+
+@dataclass(frozen=True)
+class WalkResult:
+    """What was visited."""
+
+    states: int
+    steps: int
+    finished: int
+
+
+@dataclass
+class _Node:
+    gate: Gate
+    left: Budget
+    path: tuple[Any, ...] | None
+
+    def steps_so_far(self) -> list[str]:
+        steps: list[str] = []
+        path = self.path
+        while path is not None:
+            path, step = path
+            steps.append(step)
+        return steps[::-1]
+
+
+def walk(make_gate: Callable[[], Gate], budget: Budget | None = None, degrees: tuple[int, ...] = (0, 1, 2, 3, 4)) -> WalkResult:
+    """Visit every state that `make_gate()` can reach within `budget`; raise WalkFailure at the first broken one."""
+    start = _Node(make_gate(), budget or Budget(), None)
+    seen = {_key(start)}
+    todo = deque([start])
+    steps = finished = 0
+    while todo:
+        node = todo.popleft()
+        progress = False
+        for progresses, successor in _successors(node, degrees):
+            steps += 1
+            progress |= progresses
+            key = _key(successor)
+            if key not in seen:
+                seen.add(key)
+                todo.append(successor)
+        if not progress:
+            gate = node.gate
+            if gate.running or gate.waiting or gate.tickets or gate.admitted < node.left.batches:
+                raise _failure(node, "deadlock: nothing can go on")
+            finished += 1
+    return WalkResult(len(seen), steps, finished)
+
+
+def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _Node]]:
+    """Each step that is possible now, and whether it brings the pipeline forward (faults and evaluations do not)."""
+    gate, left = node.gate, node.left
+    if gate.admitted < left.batches and gate.collect_rule() is None:
+        yield True, _after(node, "collect", _checked_start)
+    for ticket in {(t.version, t.deadline): t for t in gate.tickets.values()}.values():
+        if gate.commit_rule(ticket.id) is None:
+            yield True, _after(node, f"commit {ticket.id}", partial(_checked_commit, ticket_id=ticket.id))
+        if left.interruptions:
+            yield False, _after(node, f"fail {ticket.id}", partial(_fail, ticket_id=ticket.id), interrupts=True)
+    if gate.train_rule() is None:
+        yield True, _after(node, "train", _checked_train)
+    if gate.replay_rule() is None:
+        yield False, _after(node, "replay", Gate.start_replay)
+    if gate.running in ("train", "replay"):
+        yield True, _after(node, "finish", _finish_and_publish)
+        if left.interruptions:
+            yield False, _after(node, "fail train", Gate.fail_train, interrupts=True)
+    if gate.running == "eval":
+        yield True, _after(node, "end eval", Gate.finish_eval)
+    elif left.interruptions and gate.eval_rule() is None:
+        yield False, _after(node, "eval", Gate.start_eval, interrupts=True)
+    if left.interruptions:
+        for degree in degrees:
+            if degree != gate.degree and gate.publish_every <= degree + 1 and (degree or not gate.max_train_ahead):
+                yield False, _after(node, f"degree {degree}", partial(_set_degree, degree=degree), interrupts=True)
+    if left.interruptions:
+        for keep in (True, False):
+            yield False, _after(node, f"resume keep={keep}",
+                                partial(_resume, keep_waiting=keep), interrupts=True)
+
+
+def _after(node: _Node, step: str, act: Callable[[Gate], object], *, interrupts: bool = False) -> _Node:
+    gate = _copy(node.gate)
+    left = Budget(node.left.batches, node.left.interruptions - 1) if interrupts else node.left
+    successor = _Node(gate, left, (node.path, step))
+    try:
+        act(gate)
+    except AssertionError as error:
+        raise _failure(successor, str(error)) from None
+    if wrong := gate.violations():
+        raise _failure(successor, wrong[0])
+    return successor
+
+
+def _checked_start(gate: Gate) -> None:
+    ticket = gate.start_collect()
+    assert len(gate.tickets) <= gate.num_collectors, "more open collects than collectors"
+    assert ticket.deadline == ticket.version + gate.degree, "a deadline that is not version + degree"
+    if gate.degree == 0:
+        assert gate.running is None and not gate.waiting and len(gate.tickets) == 1, "two stages at once at degree 0"
+        assert ticket.version == gate.version, "old weights at degree 0"
+
+
+def _checked_commit(gate: Gate, ticket_id: int) -> None:
+    gate.commit(ticket_id)
+    assert len(gate.waiting) <= max(1, gate.degree), f"lag {len(gate.waiting)} at degree {gate.degree}"
+
+
+def _checked_train(gate: Gate) -> None:
+    ticket = gate.start_train()
+    if gate.policy != "allow":
+        assert gate.version <= ticket.deadline, f"staleness {gate.version - ticket.version} past the bound"
+
+
+def _fail(gate: Gate, ticket_id: int) -> None:
+    gate.fail(ticket_id)
+
+
+def _set_degree(gate: Gate, degree: int) -> None:
+    gate.set_degree(degree)
+
+
+def _resume(gate: Gate, keep_waiting: bool) -> None:
+    gate.load_state_dict(gate.state_dict(), keep_waiting=keep_waiting)
+
+
+def _finish_and_publish(gate: Gate) -> None:
+    gate.finish_train()
+    if gate.publish_due:
+        gate.publish()
+
+
+def _copy(gate: Gate) -> Gate:
+    twin = gate.__class__.__new__(gate.__class__)
+    twin.__dict__.update(gate.__dict__)
+    twin.waiting = gate.waiting.copy()
+    twin.tickets = gate.tickets.copy()
+    return twin
+
+
+def _key(node: _Node) -> tuple[Any, ...]:
+    """What the future depends on; versions count from the current one."""
+    gate, now = node.gate, node.gate.version
+    return (
+        gate.degree, gate.running, now - gate.published, gate.replays_in_row, gate.trained > 0, gate.admitted,
+        tuple((now - t.version, t.deadline - now) for t in gate.waiting),
+        tuple(sorted((now - t.version, t.deadline - now) for t in gate.tickets.values())),
+        node.left.interruptions,
+    )
+
+
+def _failure(node: _Node, what: str) -> WalkFailure:
+    return WalkFailure(f"{what}; after: {', '.join(node.steps_so_far())}; state: {node.gate.explain('now')}")

@@ -1,0 +1,112 @@
+"""The one module that starts threads. A thread's failure is kept with its traceback, never swallowed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from lzero_async.types import Clock, Waiter
+
+
+class ThreadGroup:
+    """Threads that are started, watched and waited for together."""
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self._clock = clock
+        self._name = name
+        self._lock = threading.Lock()
+        self._threads: dict[str, threading.Thread] = {}
+        self._changes = 0
+        self._seen = 0
+        self._watcher: Waiter | None = None
+        self.failures: list[BaseException] = []
+
+    def start(self, name: str, target: Callable[[], object]) -> None:
+        """Run `target()` in a new daemon thread; what it raises goes to `failures`."""
+        token = self._clock.thread_starting()
+
+        def body() -> None:
+            self._clock.thread_started(token)
+            try:
+                target()
+            except BaseException as error:
+                self.failures.append(error)
+            finally:
+                with self._lock:
+                    del self._threads[name]
+                self.nudge()
+                self._clock.thread_ended()
+
+        thread = threading.Thread(target=body, name=f"{self._name}-{name}", daemon=True)
+        with self._lock:
+            self._threads[name] = thread
+        thread.start()
+
+    def alive(self) -> list[str]:
+        """The names of the threads that have not ended."""
+        with self._lock:
+            return list(self._threads)
+
+    def nudge(self) -> None:
+        """Make `wait_for_change` return."""
+        with self._lock:
+            self._changes += 1
+            watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.wake()
+
+    def wait_for_change(self, timeout: float | None = None) -> bool:
+        """Wait until a thread ended or `nudge` was called since the last call; return whether that was so."""
+        with self._lock:
+            if self._changes != self._seen:
+                self._seen = self._changes
+                return True
+            waiter = self._watcher = self._clock.waiter()
+        changed = waiter.wait(timeout)
+        with self._lock:
+            self._watcher = None
+            self._seen = self._changes
+        return changed
+
+    def join(self, timeout: float | None) -> list[str]:
+        """Wait until all threads have ended or the time is over; return the names of those that are left."""
+        deadline = None if timeout is None else self._clock.now() + timeout
+        while left := self.alive():
+            remaining = None if deadline is None else deadline - self._clock.now()
+            if remaining is not None and remaining <= 0:
+                return left
+            self.wait_for_change(remaining)
+        return []
+
+
+class LoopRunner:
+    """Runs coroutines of one thread on one event loop of its own, so that clients bound to a loop keep working."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run it to its end in the calling thread."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(coroutine)
+        try:
+            return self._loop.run_until_complete(self._task)
+        finally:
+            self._task = None
+
+    def cancel(self) -> None:
+        """Cancel what runs now; callable from any thread."""
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None:
+            loop.call_soon_threadsafe(task.cancel)
+
+    def close(self) -> None:
+        """Close the loop; called by its own thread."""
+        if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+            self._loop = None

@@ -1,0 +1,62 @@
+"""Versioned, immutable snapshots of the weights. A reader gets a whole version or the one before, never a mixture."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from lzero_async.config import whole_number
+from lzero_async.errors import ConfigError
+from lzero_async.types import Snapshot
+
+
+class WeightStore:
+    """Holds the newest snapshot. One writer publishes; any number of threads read without waiting."""
+
+    def __init__(self) -> None:
+        self._latest: Snapshot | None = None
+        self._writing = threading.Lock()
+
+    def publish(self, state: Any, version: int) -> Snapshot:
+        """Freeze a copy of `state` as `version`, which must be newer than the last one."""
+        whole_number("version", version, 0)
+        frozen = freeze(state)
+        with self._writing:
+            if self._latest is not None and version <= self._latest.version:
+                raise ConfigError(
+                    f"version is {version}, but version {self._latest.version} is published already; versions only grow. "
+                    "Use restart() after loading a checkpoint."
+                )
+            self._latest = snapshot = Snapshot(version, frozen)
+        return snapshot
+
+    def restart(self, state: Any, version: int) -> Snapshot:
+        """Publish whatever the version: the first snapshot of a resumed run."""
+        with self._writing:
+            self._latest = None
+        return self.publish(state, version)
+
+    def latest(self) -> Snapshot | None:
+        """The newest snapshot, or None before the first."""
+        return self._latest
+
+
+def freeze(state: Any) -> Any:
+    """A deep, read-only copy: mappings become read-only views, sequences tuples, numpy arrays lose their write flag.
+
+    Torch tensors are detached and cloned; torch has no read-only tensors, so treat them as such.
+    """
+    if isinstance(state, Mapping):
+        return MappingProxyType({key: freeze(value) for key, value in state.items()})
+    if isinstance(state, (list, tuple)):
+        return tuple(freeze(value) for value in state)
+    if hasattr(state, "detach") and hasattr(state, "clone"):
+        return state.detach().clone()
+    if hasattr(state, "setflags") and hasattr(state, "copy"):
+        array = state.copy()
+        array.setflags(write=False)
+        return array
+    return copy.deepcopy(state)
