@@ -8,7 +8,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from lzero_async.adaptive import AdaptiveDegree, drift_of
@@ -180,8 +180,8 @@ class AsyncTrainingCoordinator:
         that as its drift signal.
         """
         self._raise_background_failure()
-        stage = TrainStage(self.shell, self.weights, self._trace, get_weights=self._get_weights, after=self._after_train,
-                           retries=self._train_retries, learner=self._learner)
+        stage = TrainStage(self.shell, self.weights, self._trace, self._get_weights, self._after_train,
+                           self._train_retries, self._learner)
         return self._run(stage, fn, with_batch, timeout)
 
     def run_eval(self, fn: Callable[..., Any], *, with_context: bool = False, timeout: float | None = None) -> Any:
@@ -193,7 +193,7 @@ class AsyncTrainingCoordinator:
         snapshot = self.weights.latest()
         version = self.shell.gate.version if snapshot is None else snapshot.version
         context = EvalContext(version, snapshot, self.shell)
-        if _is_coroutine_function(fn):
+        if is_coroutine_function(fn):
             return self._submit_from_loop(fn, with_context, context, timeout)
         while (waiter := self.evaluator.submit(Job(fn, with_context, context, None), self.clock.waiter)) is not None:
             waiter.wait(timeout)
@@ -315,7 +315,7 @@ class AsyncTrainingCoordinator:
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _run(self, stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
-        if _is_coroutine_function(fn):
+        if is_coroutine_function(fn):
             return run_awaitable(stage, fn, with_context, timeout)
         return run_blocking(stage, fn, with_context, timeout)
 
@@ -329,7 +329,8 @@ class AsyncTrainingCoordinator:
             await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=timeout)
 
     def _raise_background_failure(self) -> None:
-        self.evaluator.last()
+        if self.evaluator.failed:
+            self.evaluator.last()
 
     def _after_train(self, result: Any, starved: bool) -> None:
         """Under the lock: take the train function's report into account."""
@@ -348,8 +349,11 @@ class AsyncTrainingCoordinator:
                 self._trace.instant(LEARNER, f"degree {before} to {after}: {reason}", self.clock.now())
 
 
-def _is_coroutine_function(fn: Any) -> bool:
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))
+def is_coroutine_function(fn: Any) -> bool:
+    """Whether calling `fn` gives a coroutine: a coroutine function, a partial of one, or an object with such a call."""
+    if type(fn) is FunctionType and not fn.__dict__:
+        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
 
 
 def _part(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:

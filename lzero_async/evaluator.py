@@ -63,6 +63,11 @@ class BackgroundEvaluator:
         self._threads.start(name, lambda: self._work(job))
         return None
 
+    @property
+    def failed(self) -> bool:
+        """Whether an exception waits to be seen."""
+        return self._error is not None
+
     def last(self) -> EvalResult | None:
         """The newest finished evaluation, or None; raises the exception of a failed one, once."""
         with self._lock:

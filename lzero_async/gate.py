@@ -145,6 +145,13 @@ class Gate:
     def start_collect(self) -> Ticket:
         """Admit a collect on the published weights."""
         self._require(self.collect_rule(), "start a collect")
+        return self._admit()
+
+    def try_collect(self) -> Ticket | None:
+        """Admit a collect if the rules allow it now."""
+        return self._admit() if self.collect_rule() is None else None
+
+    def _admit(self) -> Ticket:
         ticket = Ticket(self.admitted, self.published, self.published + self.degree)
         self.tickets[ticket.id] = ticket
         self.admitted += 1
@@ -153,6 +160,13 @@ class Gate:
     def commit(self, ticket_id: int) -> list[Ticket]:
         """Turn a finished collect into a waiting batch; return the batches that this dropped."""
         self._require(self.commit_rule(ticket_id), "commit a collect")
+        return self._line_up(ticket_id)
+
+    def try_commit(self, ticket_id: int) -> list[Ticket] | None:
+        """Commit if the rules allow it now; None if they do not."""
+        return self._line_up(ticket_id) if self.commit_rule(ticket_id) is None else None
+
+    def _line_up(self, ticket_id: int) -> list[Ticket]:
         self.waiting.append(self._close(ticket_id))
         self.committed += 1
         return self._drop_expired()
@@ -294,8 +308,10 @@ class Gate:
             raise GateError(f"Ticket {ticket_id} is not open: it was committed or given back before.") from None
 
     def _drop_expired(self) -> list[Ticket]:
+        if self.policy != "drop":
+            return []
         dropped: list[Ticket] = []
-        if self.policy == "drop" and self.running in (None, "eval"):
+        if self.running in (None, "eval"):
             while self.waiting and self.waiting[0].deadline < self.version:
                 dropped.append(self.waiting.popleft())
             self.dropped += len(dropped)

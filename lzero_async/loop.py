@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from lzero_async.config import one_of, positive_number, whole_number
-from lzero_async.coordinator import AsyncTrainingCoordinator
+from lzero_async.coordinator import AsyncTrainingCoordinator, is_coroutine_function
 from lzero_async.errors import ConfigError, GateTimeout, Stopped
 from lzero_async.threads import LoopRunner
 from lzero_async.types import EvalContext, EvalResult, RunResult
@@ -307,9 +307,7 @@ class _Run:
 
 def _noting(fn: Any, seen: list[EvalContext]) -> Any:
     """`fn`, remembering the context it got; stays a coroutine function if `fn` is one."""
-    import inspect
-
-    if inspect.iscoroutinefunction(fn):
+    if is_coroutine_function(fn):
         async def awaited(context: EvalContext) -> Any:
             seen.append(context)
             return await fn(context)

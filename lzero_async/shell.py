@@ -50,6 +50,7 @@ class GateShell:
         self._sleepers: dict[int, Waiter] = {}
         self._max_collect: int | None = None
         self._max_train: int | None = None
+        self._limited = False
         self._stop: Stopped | None = None
         self._patient = False
         self._starved = False
@@ -60,8 +61,8 @@ class GateShell:
         """Ask to start a collect."""
         with self.lock:
             self._raise_if_stopped()
-            if self._collect_rule() is None:
-                return self.gate.start_collect()
+            if (ticket := self._try_collect()) is not None:
+                return ticket
             return self._park(Parked("collect", make_waiter(), self.clock.now()))
 
     def request_commit(self, ticket: Ticket, data: Any, start: float, end: float,
@@ -70,8 +71,7 @@ class GateShell:
         with self.lock:
             self.recorder.ran("collect", start, end)
             self.data[ticket.id] = data
-            if self.gate.commit_rule(ticket.id) is None:
-                self._commit(ticket)
+            if self._try_commit(ticket):
                 self._settle()
                 return ticket
             parked = self._park(Parked("commit", make_waiter(), end, ticket))
@@ -84,6 +84,7 @@ class GateShell:
         with self.lock:
             self._raise_if_stopped()
             if not self._lines["train"] and (ticket := self._start_train()) is not None:
+                self._settle()
                 return ticket
             parked = self._park(Parked("train", make_waiter(), self.clock.now()))
             parked.held_back = self._collectors_are_held_back()
@@ -141,9 +142,9 @@ class GateShell:
                 self.gate.abandon(ticket.id)
             self._settle()
 
-    def finish_train(self, start: float, end: float, *, published: bool,
-                     then: Callable[[bool], None] | None = None) -> None:
-        """Count the train or replay that ran; `then(starved)` runs under the lock before the next step is granted."""
+    def finish_train(self, start: float, end: float, published: bool, then: Callable[[Any, bool], None],
+                     result: Any) -> None:
+        """Count the train or replay that ran; `then(result, starved)` runs before the lock is let go."""
         with self.lock:
             gate = self.gate
             replay = gate.running == "replay"
@@ -155,8 +156,7 @@ class GateShell:
             if published:
                 gate.publish()
             starved, self._starved = self._starved, False
-            if then is not None:
-                then(starved)
+            then(result, starved)
             self._settle()
 
     def fail_train(self) -> None:
@@ -186,6 +186,7 @@ class GateShell:
                 whole_number(name, value, 0)
         with self.lock:
             self._max_collect, self._max_train = max_collect, max_train
+            self._limited = max_collect is not None or max_train is not None
             self._settle()
 
     # -- stopping ------------------------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ class GateShell:
     def _settle(self) -> None:
         """Serve every parked request that the state now allows."""
         gate, lines = self.gate, self._lines
-        while True:
+        while any(lines.values()):
             if lines["commit"] and self._serve_commits():
                 continue
             if lines["eval"] and gate.eval_rule() is None:
@@ -250,18 +251,17 @@ class GateShell:
                     self._serve(lines["train"].popleft(), ticket)
                 elif self._drained():
                     self._release(lines["train"].popleft(), Stopped("max_collect"))
-            if not (lines["collect"] and self._collect_rule() is None):
+            if not lines["collect"] or (ticket := self._try_collect()) is None:
                 return
-            self._serve(lines["collect"].popleft(), gate.start_collect())
+            self._serve(lines["collect"].popleft(), ticket)
 
     def _serve_commits(self) -> bool:
         """Commit the first parked collect that may; after a stop, abandon those that nothing can help any more."""
         line = self._lines["commit"]
         for parked in line:
             assert parked.ticket is not None
-            if self.gate.commit_rule(parked.ticket.id) is None:
+            if self._try_commit(parked.ticket):
                 line.remove(parked)
-                self._commit(parked.ticket)
                 self._serve(parked, parked.ticket)
                 return True
         if self._stop is not None:
@@ -292,15 +292,16 @@ class GateShell:
         if self._stop is not None:
             raise type(self._stop)(*self._stop.args)
 
-    def _collect_rule(self) -> str | None:
-        gate = self.gate
-        if self._max_collect is not None or self._max_train is not None:
-            count, tickets = self.recorder.count, len(gate.tickets)
-            if self._max_collect is not None and count(gate, "committed") + tickets >= self._max_collect:
-                return "max_collect"
-            if self._max_train is not None and count(gate, "trained") + len(gate.waiting) + tickets >= self._max_train:
-                return "max_train"
-        return gate.collect_rule()
+    def _try_collect(self) -> Ticket | None:
+        return None if self._limited and self._limit_rule() is not None else self.gate.try_collect()
+
+    def _limit_rule(self) -> str | None:
+        gate, count, tickets = self.gate, self.recorder.count, len(self.gate.tickets)
+        if self._max_collect is not None and count(gate, "committed") + tickets >= self._max_collect:
+            return "max_collect"
+        if self._max_train is not None and count(gate, "trained") + len(gate.waiting) + tickets >= self._max_train:
+            return "max_train"
+        return None
 
     def _drained(self) -> bool:
         """Whether max_collect batches were collected and everything that could be trained was."""
@@ -328,9 +329,13 @@ class GateShell:
         self.gate.start_eval()
         return Ticket(-1, self.gate.version, self.gate.version)
 
-    def _commit(self, ticket: Ticket) -> None:
-        self._forget(self.gate.commit(ticket.id))
+    def _try_commit(self, ticket: Ticket) -> bool:
+        dropped = self.gate.try_commit(ticket.id)
+        if dropped is None:
+            return False
+        self._forget(dropped)
         self.recorder.lag_is(len(self.gate.waiting))
+        return True
 
     def _abandon(self, ticket: Ticket) -> None:
         self.gate.abandon(ticket.id)
@@ -343,7 +348,7 @@ class GateShell:
     def _explain(self, parked: Parked) -> str:
         gate = self.gate
         if parked.kind == "collect":
-            rule = self._collect_rule()
+            rule = self._limit_rule() or gate.collect_rule()
         elif parked.kind == "train":
             rule = gate.train_rule()
         elif parked.kind == "eval":

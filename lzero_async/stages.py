@@ -21,7 +21,7 @@ from lzero_async.weights import WeightStore
 class Stage:
     """One pass of one role through the gate."""
 
-    name = ""
+    __slots__ = ("shell", "start", "ticket", "trace", "track", "weights")
 
     def __init__(self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None) -> None:
         self.shell = shell
@@ -62,12 +62,13 @@ class Stage:
 class CollectStage(Stage):
     """A collect: admitted with a ticket, committed as a batch."""
 
-    name = "collect"
+    __slots__ = ("worker",)
 
     def __init__(self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None, worker: int) -> None:
         super().__init__(shell, weights, trace)
         self.worker = worker
-        self.track = collector(worker)
+        if trace is not None:
+            self.track = collector(worker)
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         return self.shell.request_collect(make_waiter)
@@ -91,10 +92,10 @@ class CollectStage(Stage):
 class TrainStage(Stage):
     """A train of the oldest batch, or a replay; publishes the weights when they are due."""
 
-    name = "train"
+    __slots__ = ("_after", "_before", "_get_weights", "_learner", "_retries", "_staleness")
 
     def __init__(
-        self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None, *,
+        self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None,
         get_weights: Callable[[], Any] | None, after: Callable[[Any, bool], None],
         retries: int, learner: LearnerState | None,
     ) -> None:
@@ -122,18 +123,17 @@ class TrainStage(Stage):
         return Batch(ticket.id, shell.data[ticket.id], ticket.version, self._staleness, False, shell)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
-        shell = self.shell
+        shell, gate = self.shell, self.shell.gate
         end = shell.clock.now()
-        version = shell.gate.version + 1
-        due = version - shell.gate.published >= shell.gate.publish_every
+        version = gate.version + 1
+        published = False
         try:
-            if due and self._get_weights is not None:
-                self.weights.publish(self._get_weights(), version)
-        except BaseException:
-            due = False
-            raise
+            if version - gate.published >= gate.publish_every:
+                if self._get_weights is not None:
+                    self.weights.publish(self._get_weights(), version)
+                published = True
         finally:
-            shell.finish_train(self.start, end, published=due, then=lambda starved: self._after(result, starved))
+            shell.finish_train(self.start, end, published, self._after, result)
         if self.trace is not None:
             if self.ticket is REPLAY:
                 self.trace.span(LEARNER, "replay", self.start, end, version=version)
@@ -162,7 +162,7 @@ class TrainStage(Stage):
 class EvalStage(Stage):
     """An evaluation in the learner's turn."""
 
-    name = "eval"
+    __slots__ = ()
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         return self.shell.request_eval(make_waiter)
@@ -187,18 +187,8 @@ class EvalStage(Stage):
 def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
     """Run a stage with a plain callable in the calling thread."""
     make_waiter = stage.shell.clock.waiter
-
-    def granted(asked: Ticket | Parked) -> Ticket:
-        if isinstance(asked, Ticket):
-            return asked
-        try:
-            asked.waiter.wait(timeout)
-        except BaseException:
-            stage.shell.withdraw(asked)
-            raise
-        return stage.waited(asked)
-
-    ticket = granted(stage.ask(make_waiter))
+    asked = stage.ask(make_waiter)
+    ticket = asked if isinstance(asked, Ticket) else _block(stage, asked, timeout)
     while True:
         try:
             context = stage.enter(ticket)
@@ -208,9 +198,18 @@ def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeo
             if not stage.recover(error):
                 raise
     left = stage.leave(result, make_waiter)
-    if left is not None:
-        granted(left)
+    if isinstance(left, Parked):
+        _block(stage, left, timeout)
     return result
+
+
+def _block(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
+    try:
+        parked.waiter.wait(timeout)
+    except BaseException:
+        stage.shell.withdraw(parked)
+        raise
+    return stage.waited(parked)
 
 
 async def run_awaitable(
@@ -219,21 +218,11 @@ async def run_awaitable(
     """Run a stage with a coroutine function; the event loop is never blocked."""
     loop = asyncio.get_running_loop()
 
-    async def granted(asked: Ticket | Parked) -> Ticket:
-        if isinstance(asked, Ticket):
-            return asked
-        assert isinstance(asked.waiter, FutureWaiter)
-        try:
-            await asyncio.wait((asked.waiter.future,), timeout=timeout)
-        except BaseException:
-            stage.shell.withdraw(asked)
-            raise
-        return stage.waited(asked)
-
     def make_waiter() -> FutureWaiter:
         return FutureWaiter(loop)
 
-    ticket = await granted(stage.ask(make_waiter))
+    asked = stage.ask(make_waiter)
+    ticket = asked if isinstance(asked, Ticket) else await _pause(stage, asked, timeout)
     while True:
         try:
             context = stage.enter(ticket)
@@ -243,9 +232,19 @@ async def run_awaitable(
             if not stage.recover(error):
                 raise
     left = stage.leave(result, make_waiter)
-    if left is not None:
-        await granted(left)
+    if isinstance(left, Parked):
+        await _pause(stage, left, timeout)
     return result
+
+
+async def _pause(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
+    assert isinstance(parked.waiter, FutureWaiter)
+    try:
+        await asyncio.wait((parked.waiter.future,), timeout=timeout)
+    except BaseException:
+        stage.shell.withdraw(parked)
+        raise
+    return stage.waited(parked)
 
 
 class FutureWaiter:
@@ -256,9 +255,11 @@ class FutureWaiter:
         self.future: asyncio.Future[None] = loop.create_future()
 
     def wait(self, timeout: float | None) -> bool:
+        """A task awaits `future` instead."""
         raise AssertionError("a task awaits its future")
 
     def wake(self) -> None:
+        """Wake the task; callable from any thread."""
         self._loop.call_soon_threadsafe(self._set)
 
     def _set(self) -> None:

@@ -38,8 +38,9 @@ class Recorder:
     def ran(self, role: str, start: float, end: float) -> None:
         """A collect, train, replay or eval ran from `start` to `end`."""
         sums = self.sums
-        sums[f"{role}_runs"] += 1
-        sums[f"{role}_time"] += end - start
+        runs, seconds = _RAN[role]
+        sums[runs] += 1
+        sums[seconds] += end - start
         if self.first_start is None or start < self.first_start:
             self.first_start = start
         if end > self.last_end:
@@ -165,8 +166,9 @@ def _ratio(total: float, count: float) -> float:
     return total / count if count else 0.0
 
 
+_RAN: Final = {role: (f"{role}_runs", f"{role}_time") for role in ("collect", "train", "replay", "eval")}
 _SUMS: Final = (
-    *(f"{role}_{what}" for role in ("collect", "train", "replay", "eval") for what in ("runs", "time")),
+    *(name for names in _RAN.values() for name in names),
     "collect_wait", "train_wait", "eval_wait",
     "staleness", "staleness_runs", "staleness_max", "lag", "lag_runs", "lag_max", "age", "age_runs", "age_max",
     "restarts", "degree_changes",

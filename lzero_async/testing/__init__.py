@@ -1,0 +1,27 @@
+"""Test tools as part of the product: a virtual clock, a sequencer, fakes, a simulator, and the walk of the gate."""
+
+from lzero_async.testing.clock import VirtualClock
+from lzero_async.testing.distributions import Distribution, lognormal, sample, switch
+from lzero_async.testing.fakes import FakeCollector, FakeEvaluator, FakeLearner, Interrupted
+from lzero_async.testing.sequencer import Sequencer
+from lzero_async.testing.simulate import Simulation, simulate
+from lzero_async.testing.walk import Budget, WalkFailure, WalkResult, walk
+
+__all__ = [
+    "Budget",
+    "Distribution",
+    "FakeCollector",
+    "FakeEvaluator",
+    "FakeLearner",
+    "Interrupted",
+    "Sequencer",
+    "Simulation",
+    "VirtualClock",
+    "WalkFailure",
+    "WalkResult",
+    "lognormal",
+    "sample",
+    "simulate",
+    "switch",
+    "walk",
+]
