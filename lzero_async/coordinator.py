@@ -15,7 +15,7 @@ from lzero_async.adaptive import AdaptiveDegree, drift_of
 from lzero_async.clock import RealClock
 from lzero_async.config import (HIGH_DEGREE, auto_degree, one_of, positive_number, resolve_degree, warn_about_collectors,
                                 whole_number)
-from lzero_async.errors import ConfigError, CoordinatorClosed, Stopped
+from lzero_async.errors import ConfigError, CoordinatorClosed, GateTimeout, Stopped
 from lzero_async.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, Job
 from lzero_async.gate import Gate, Policy
 from lzero_async.shell import GateShell
@@ -190,14 +190,16 @@ class AsyncTrainingCoordinator:
         self._raise_background_failure()
         if not self.enable_async_eval:
             return self._run(EvalStage(self.shell, self.weights, self._trace), fn, with_context, timeout)
-        snapshot = self.weights.latest()
-        version = self.shell.gate.version if snapshot is None else snapshot.version
-        context = EvalContext(version, snapshot, self.shell)
         if is_coroutine_function(fn):
-            return self._submit_from_loop(fn, with_context, context, timeout)
-        while (waiter := self.evaluator.submit(Job(fn, with_context, context, None), self.clock.waiter)) is not None:
-            waiter.wait(timeout)
-        return None
+            return self._submit_from_loop(fn, with_context, timeout)
+        return self.start_background_eval(fn, with_context=with_context, timeout=timeout)
+
+    def start_background_eval(self, fn: Callable[..., Any], *, with_context: bool, timeout: float | None = None) -> None:
+        """Evaluate in the background whatever `enable_async_eval` says; a coroutine function gets a loop of its own."""
+        job = Job(fn, with_context, self._eval_context(), None)
+        while (waiter := self.evaluator.submit(job, self.clock.waiter)) is not None:
+            if not waiter.wait(timeout):
+                raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
 
     def poll_eval(self) -> EvalResult | None:
         """The newest finished background evaluation, or None; raises the exception of one that failed, once."""
@@ -319,14 +321,17 @@ class AsyncTrainingCoordinator:
             return run_awaitable(stage, fn, with_context, timeout)
         return run_blocking(stage, fn, with_context, timeout)
 
-    async def _submit_from_loop(self, fn: Callable[..., Any], with_context: bool, context: EvalContext,
-                                timeout: float | None) -> None:
+    async def _submit_from_loop(self, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            waiter = self.evaluator.submit(Job(fn, with_context, context, loop), lambda: FutureWaiter(loop))
-            if waiter is None:
-                return
-            await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=timeout)
+        job = Job(fn, with_context, self._eval_context(), loop)
+        while (waiter := self.evaluator.submit(job, lambda: FutureWaiter(loop))) is not None:
+            done, _ = await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=timeout)
+            if not done:
+                raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
+
+    def _eval_context(self) -> EvalContext:
+        snapshot = self.weights.latest()
+        return EvalContext(self.shell.gate.version if snapshot is None else snapshot.version, snapshot, self.shell)
 
     def _raise_background_failure(self) -> None:
         if self.evaluator.failed:

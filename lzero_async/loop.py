@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import logging
 import signal
 import threading
@@ -150,7 +151,7 @@ class _Run:
         coordinator, shell = self.coordinator, self.coordinator.shell
         left = self._time_left()
         if shell.is_set():
-            self._end("stop")
+            self._end(shell.stop_reason)
         elif self.max_train is not None and coordinator.train_count >= self.max_train:
             self._end("max_train")
         elif self.max_collect is not None and coordinator.collect_count >= self.max_collect and not (
@@ -173,7 +174,8 @@ class _Run:
         if not self.eval_every or coordinator.train_count % self.eval_every:
             return
         if coordinator.enable_async_eval:
-            self._call(runner, coordinator.run_eval, self.eval_fn, with_context=True)
+            assert self.eval_fn is not None
+            coordinator.start_background_eval(self.eval_fn, with_context=True)
             return
         start = self.clock.now()
         seen: list[EvalContext] = []
@@ -264,11 +266,16 @@ class _Run:
         self.runners.append(runner)
         return runner
 
-    @staticmethod
-    def _call(runner: LoopRunner, stage: Callable[..., Any], fn: Any, **options: Any) -> Any:
+    def _call(self, runner: LoopRunner, stage: Callable[..., Any], fn: Any, **options: Any) -> Any:
         """Run a stage; if its function is a coroutine function, on the thread's own event loop."""
-        result = stage(fn, **options)
-        return runner.run(result) if hasattr(result, "__await__") and hasattr(result, "send") else result
+        if not is_coroutine_function(fn):
+            return stage(fn, **options)
+        try:
+            return runner.run(stage(fn, **options))
+        except asyncio.CancelledError as error:
+            if self.coordinator.shell.is_set():
+                raise Stopped(self.coordinator.shell.stop_reason) from error
+            raise
 
     # -- evaluations ---------------------------------------------------------------------------------------------------
 

@@ -218,6 +218,11 @@ class GateShell:
         return self._stop is not None
 
     @property
+    def stop_reason(self) -> str:
+        """Why the run is stopping; empty while it is not."""
+        return "" if self._stop is None else str(self._stop)
+
+    @property
     def closed(self) -> bool:
         """Whether it was closed for good."""
         return isinstance(self._stop, CoordinatorClosed)

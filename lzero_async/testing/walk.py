@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from lzero_async.gate import Gate
@@ -85,15 +86,15 @@ def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _
     if gate.train_rule() is None:
         yield True, _after(node, "train", _checked_train)
     if gate.replay_rule() is None:
-        yield False, _after(node, "replay", Gate.start_replay)
+        yield False, _after(node, "replay", methodcaller("start_replay"))
     if gate.running in ("train", "replay"):
         yield True, _after(node, "finish", _finish_and_publish)
         if left.interruptions:
-            yield False, _after(node, "fail train", Gate.fail_train, interrupts=True)
+            yield False, _after(node, "fail train", methodcaller("fail_train"), interrupts=True)
     if gate.running == "eval":
-        yield True, _after(node, "end eval", Gate.finish_eval)
+        yield True, _after(node, "end eval", methodcaller("finish_eval"))
     elif left.interruptions and gate.eval_rule() is None:
-        yield False, _after(node, "eval", Gate.start_eval, interrupts=True)
+        yield False, _after(node, "eval", methodcaller("start_eval"), interrupts=True)
     if left.interruptions:
         for degree in degrees:
             if degree != gate.degree and gate.publish_every <= degree + 1 and (degree or not gate.max_train_ahead):
