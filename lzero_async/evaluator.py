@@ -43,6 +43,7 @@ class BackgroundEvaluator:
         self._started = 0
         self.skipped = 0
         self.listener: Callable[[EvalResult | None, BaseException | None], None] | None = None
+        """Told of every end, in the evaluator's thread; takes over the responsibility for exceptions."""
 
     def submit(self, job: Job, make_waiter: MakeWaiter) -> Waiter | None:
         """Start the evaluation, queue it or leave it out; with `wait`, return what to wait on before asking again."""
@@ -116,23 +117,26 @@ class BackgroundEvaluator:
         return waiter
 
     def _work(self, job: Job | None) -> None:
+        runner = self._runner = LoopRunner()  # of this thread alone: the next one may start before this one has ended
         while job is not None:
-            result, error = self._evaluate(job)
+            result, error = self._evaluate(job, runner)
+            listener = self.listener
             with self._lock:
                 if error is None:
                     self._last = result
-                else:
+                elif listener is None:
                     self._error = error
+            if listener is not None:
+                listener(result, error)
+            with self._lock:
                 job, self._queued = self._queued, None
-                if job is not None and self._shell.closed:
+                if self._shell.closed:
                     job = None
                 self._busy = job is not None
-            if self.listener is not None:
-                self.listener(result, error)
             self.nudge()
-        self._runner.close()
+        runner.close()
 
-    def _evaluate(self, job: Job) -> tuple[EvalResult | None, BaseException | None]:
+    def _evaluate(self, job: Job, runner: LoopRunner) -> tuple[EvalResult | None, BaseException | None]:
         clock, context = self._shell.clock, job.context
         start = clock.now()
         try:
@@ -140,7 +144,7 @@ class BackgroundEvaluator:
             if asyncio.iscoroutine(value):
                 self._on_loop = job.loop
                 if job.loop is None:
-                    value = self._runner.run(value)
+                    value = runner.run(value)
                 else:
                     value = asyncio.run_coroutine_threadsafe(value, job.loop).result()
         except BaseException as error:

@@ -505,7 +505,7 @@ def test_signal_handlers_are_put_back() -> None:
 
 
 def test_waiting_threads_use_no_timers() -> None:
-    """A blocked learner and a blocked collector are not woken once while nothing happens."""
+    """A blocked learner is not woken while nothing happens; a poll every 0.1 s would show as 5 wake-ups."""
     entered, release = threading.Event(), threading.Event()
 
     def collect(context: CollectContext) -> None:
@@ -516,20 +516,25 @@ def test_waiting_threads_use_no_timers() -> None:
     coordinator = AsyncTrainingCoordinator(1)
     thread = threading.Thread(target=lambda: coordinator.run(collect, lambda b: None, max_train=3, handle_signals=False))
     thread.start()
-    assert entered.wait(10)
-    deadline = time.monotonic() + 10
-    while not coordinator.shell._lines["train"]:
-        assert time.monotonic() < deadline
-    learner = next(t for t in threading.enumerate() if t.name == "lzero-learner")
-    status = Path(f"/proc/self/task/{learner.native_id}/status")
-    if status.exists():
-        before, started = status.read_text(), time.monotonic()
-        while time.monotonic() < started + 0.3:
+    try:
+        assert entered.wait(10)
+        deadline = time.monotonic() + 10
+        while not coordinator.shell._lines["train"]:
+            assert time.monotonic() < deadline
+        learner = next(t for t in threading.enumerate() if t.name == "lzero-learner")
+        before, started = wake_ups(learner), time.monotonic()
+        while time.monotonic() < started + 0.5:
             pass
-        def switches(text):
-            return text.split("voluntary_ctxt_switches:")[1].split()[0]
+        assert wake_ups(learner) - before <= 1  # falling asleep itself may be counted
+    finally:
+        release.set()
+        thread.join(10)
+        coordinator.close()
 
-        assert switches(status.read_text()) == switches(before)
-    release.set()
-    thread.join(10)
-    coordinator.close()
+
+def wake_ups(thread: threading.Thread) -> int:
+    """How often the system has resumed this thread after it waited."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    return int(status.read_text().split("voluntary_ctxt_switches:")[1].split()[0])
