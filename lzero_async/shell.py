@@ -88,7 +88,6 @@ class GateShell:
                 return ticket
             parked = self._park(Parked("train", make_waiter(), self.clock.now()))
             parked.held_back = self._collectors_are_held_back()
-            self._settle()
             return parked
 
     def request_eval(self, make_waiter: MakeWaiter) -> Ticket | Parked:
