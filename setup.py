@@ -1,0 +1,47 @@
+"""Packaging. Installed, `zoo` and `zoo.jericho` belong to LightZero, so the wheel leaves their `__init__.py` out."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).parent
+OWNED_BY_LIGHTZERO = {("zoo", "__init__"), ("zoo.jericho", "__init__")}
+
+
+class BuildPy(build_py):
+    """Copies every module of ours, and none that LightZero's wheel installs."""
+
+    def find_package_modules(self, package, package_dir):
+        modules = super().find_package_modules(package, package_dir)
+        return [module for module in modules if (module[0], module[1]) not in OWNED_BY_LIGHTZERO]
+
+
+setup(
+    name="lzero-async",
+    version=re.search(r'__version__ = "(.+)"', (HERE / "lzero_async" / "__init__.py").read_text()).group(1),
+    description="Asynchronous training for LightZero-style agents, within a staleness bound that is kept",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["lzero_async", "lzero_async.*", "zoo", "zoo.*"]),
+    package_data={"lzero_async": ["py.typed"]},
+    cmdclass={"build_py": BuildPy},
+    extras_require={
+        # LightZero has wheels for Python 3.10 and 3.11 only. The tested set is requirements/stack.lock.txt.
+        "priorzero": [
+            "LightZero==0.2.0; python_version < '3.12'",
+            "DI-engine==0.5.3; python_version < '3.12'",
+            "jericho>=3.3.1",
+            "torch>=2.0",
+            "transformers>=4.40",
+            "easydict>=1.13",
+            "safetensors>=0.4",
+        ],
+        "ray": ["ray>=2.9"],
+        "wandb": ["wandb>=0.16"],
+        "dev": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "frontrun>=0.7", "numpy>=1.24", "ruff>=0.5", "mypy>=1.10"],
+    },
+)
