@@ -27,6 +27,7 @@ check: lint types ## lint, types and the fast tests
 
 lint: $(STAMP) ## ruff
 	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m ruff format --check $(SOURCES)
 
 types: $(STAMP) ## mypy, strict on the library
 	$(PY) -m mypy

@@ -42,6 +42,14 @@ setup(
         ],
         "ray": ["ray>=2.9"],
         "wandb": ["wandb>=0.16"],
-        "dev": ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "frontrun>=0.7", "numpy>=1.24", "ruff>=0.5", "mypy>=1.10"],
+        "dev": [
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "hypothesis>=6.100",
+            "frontrun>=0.7",
+            "numpy>=1.24",
+            "ruff>=0.5",
+            "mypy>=1.10",
+        ],
     },
 )

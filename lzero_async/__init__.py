@@ -6,8 +6,16 @@ from lzero_async.gate import Gate
 from lzero_async.loop import run
 from lzero_async.queues import BoundedQueue, QueueStatistics
 from lzero_async.trace import read_trace
-from lzero_async.types import (Batch, CollectContext, DegreeChange, EvalContext, EvalResult, RunResult, Snapshot,
-                               TrainReport)
+from lzero_async.types import (
+    Batch,
+    CollectContext,
+    DegreeChange,
+    EvalContext,
+    EvalResult,
+    RunResult,
+    Snapshot,
+    TrainReport,
+)
 from lzero_async.weights import WeightStore
 
 __version__ = "0.1.0"

@@ -57,7 +57,9 @@ class AdaptiveDegree:
         try:
             degree, rest = whole_number("degree", state["degree"], 0), whole_number("rest", state["rest"], 0)
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"The saved adaptive state cannot be read ({error!r}); use another checkpoint.") from error
+            raise ConfigError(
+                f"The saved adaptive state cannot be read ({error!r}); use another checkpoint."
+            ) from error
         self.degree = min(max(degree, self.low), self.high)
         self._rest = rest
 
@@ -66,5 +68,3 @@ def drift_of(result: Any) -> float | None:
     """The drift signal in what a train function returned: a number, or a report with `drift`; None otherwise."""
     value = getattr(result, "drift", result)
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-

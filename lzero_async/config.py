@@ -44,7 +44,9 @@ def auto_degree(buffer_size: int, batch_size: int) -> int:
 def resolve_degree(degree: Any, buffer_size: int, batch_size: int) -> tuple[int, str]:
     """The degree to use, and a line that says how an automatic one was found (empty for a fixed one)."""
     degree = whole_number(
-        "off_policy_degree", degree, AUTO_DEGREE,
+        "off_policy_degree",
+        degree,
+        AUTO_DEGREE,
         "Use 0 for synchronous training, 1 or more for asynchronous, -1 to derive it from the buffer.",
     )
     if degree != AUTO_DEGREE:

@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lzero_async.adaptive import AdaptiveDegree, drift_of
 from lzero_async.clock import RealClock
-from lzero_async.config import (HIGH_DEGREE, auto_degree, one_of, positive_number, resolve_degree, warn_about_collectors,
-                                whole_number)
+from lzero_async.config import (
+    HIGH_DEGREE,
+    auto_degree,
+    one_of,
+    positive_number,
+    resolve_degree,
+    warn_about_collectors,
+    whole_number,
+)
 from lzero_async.errors import ConfigError, CoordinatorClosed, GateTimeout, Stopped
 from lzero_async.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, Job
 from lzero_async.gate import Gate, Policy
@@ -86,11 +93,18 @@ class AsyncTrainingCoordinator:
         self.restart_backoff = positive_number("restart_backoff", restart_backoff)
         self._train_retries = whole_number("train_retries", train_retries, 0)
         if train_retries and learner is None:
-            raise ConfigError(f"train_retries is {train_retries}, but without learner= there is no state to go back to; "
-                              "pass an object with state_dict() and load_state_dict(), or set train_retries to 0.")
+            raise ConfigError(
+                f"train_retries is {train_retries}, but without learner= there is no state to go back to; "
+                "pass an object with state_dict() and load_state_dict(), or set train_retries to 0."
+            )
         degree, how = resolve_degree(off_policy_degree, buffer_size, batch_size)
-        gate = Gate(degree, num_collectors=num_collectors, policy=staleness_policy, publish_every=publish_every,
-                    max_train_ahead=max_train_ahead)
+        gate = Gate(
+            degree,
+            num_collectors=num_collectors,
+            policy=staleness_policy,
+            publish_every=publish_every,
+            max_train_ahead=max_train_ahead,
+        )
         self._adaptive: AdaptiveDegree | None = None
         if adaptive:
             high = max_degree or max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
@@ -164,8 +178,9 @@ class AsyncTrainingCoordinator:
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
-    def run_collect(self, fn: Callable[..., Any], *, worker: int = 0, with_context: bool = False,
-                    timeout: float | None = None) -> Any:
+    def run_collect(
+        self, fn: Callable[..., Any], *, worker: int = 0, with_context: bool = False, timeout: float | None = None
+    ) -> Any:
         """Wait until the gate admits a collect, run `fn`, and commit what it returns as a batch; return that.
 
         With `with_context`, `fn` gets a CollectContext. `timeout` (seconds) bounds each wait; a batch whose commit
@@ -180,8 +195,15 @@ class AsyncTrainingCoordinator:
         that as its drift signal.
         """
         self._raise_background_failure()
-        stage = TrainStage(self.shell, self.weights, self._trace, self._get_weights, self._after_train,
-                           self._train_retries, self._learner)
+        stage = TrainStage(
+            self.shell,
+            self.weights,
+            self._trace,
+            self._get_weights,
+            self._after_train,
+            self._train_retries,
+            self._learner,
+        )
         return self._run(stage, fn, with_batch, timeout)
 
     def run_eval(self, fn: Callable[..., Any], *, with_context: bool = False, timeout: float | None = None) -> Any:
@@ -194,7 +216,9 @@ class AsyncTrainingCoordinator:
             return self._submit_from_loop(fn, with_context, timeout)
         return self.start_background_eval(fn, with_context=with_context, timeout=timeout)
 
-    def start_background_eval(self, fn: Callable[..., Any], *, with_context: bool, timeout: float | None = None) -> None:
+    def start_background_eval(
+        self, fn: Callable[..., Any], *, with_context: bool, timeout: float | None = None
+    ) -> None:
         """Evaluate in the background whatever `enable_async_eval` says; a coroutine function gets a loop of its own."""
         job = Job(fn, with_context, self._eval_context(), None)
         while (waiter := self.evaluator.submit(job, self.clock.waiter)) is not None:
@@ -209,8 +233,13 @@ class AsyncTrainingCoordinator:
         """Wait until no background evaluation runs or is queued; return as `poll_eval` does."""
         return self.evaluator.wait(timeout)
 
-    def run(self, collect_fn: Callable[..., Any], train_fn: Callable[..., Any], eval_fn: Callable[..., Any] | None = None,
-            **options: Any) -> RunResult:
+    def run(
+        self,
+        collect_fn: Callable[..., Any],
+        train_fn: Callable[..., Any],
+        eval_fn: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> RunResult:
         """The whole loop; see `lzero_async.loop.run`, which this calls."""
         from lzero_async.loop import run
 
@@ -258,8 +287,10 @@ class AsyncTrainingCoordinator:
         with self.shell.lock:
             gate, data = self.shell.gate, self.shell.data
             if gate.tickets or gate.running:
-                raise ConfigError(f"A state is loaded before the run starts, but {len(gate.tickets)} collect(s) are open "
-                                  f"and the learner is {gate.running or 'idle'}; use a new coordinator.")
+                raise ConfigError(
+                    f"A state is loaded before the run starts, but {len(gate.tickets)} collect(s) are open "
+                    f"and the learner is {gate.running or 'idle'}; use a new coordinator."
+                )
             saved = _part(state, "gate")
             recorder = Recorder()
             recorder.load_state_dict(_part(state, "statistics"))
@@ -300,8 +331,11 @@ class AsyncTrainingCoordinator:
         if self._trace is not None:
             self._trace.close()
         if left:
-            warnings.warn(f"close() did not wait longer than {timeout:g} s for: {', '.join(left)}. Let long functions look "
-                          "at context.stop.is_set().", stacklevel=2)
+            warnings.warn(
+                f"close() did not wait longer than {timeout:g} s for: {', '.join(left)}. Let long functions look "
+                "at context.stop.is_set().",
+                stacklevel=2,
+            )
         self._raise_background_failure()
 
     def __enter__(self) -> AsyncTrainingCoordinator:
@@ -358,7 +392,7 @@ def is_coroutine_function(fn: Any) -> bool:
     """Whether calling `fn` gives a coroutine: a coroutine function, a partial of one, or an object with such a call."""
     if type(fn) is FunctionType and not fn.__dict__:
         return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 def _part(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:

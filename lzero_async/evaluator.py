@@ -86,8 +86,10 @@ class BackgroundEvaluator:
                 if not self._busy:
                     break
                 if self._on_loop is not None and self._on_loop is _running_loop():
-                    raise RuntimeError("This would wait for an evaluation that needs this very event loop; "
-                                       "use `await asyncio.to_thread(coordinator.wait_for_eval)`.")
+                    raise RuntimeError(
+                        "This would wait for an evaluation that needs this very event loop; "
+                        "use `await asyncio.to_thread(coordinator.wait_for_eval)`."
+                    )
                 waiter = self._new_waiter(clock.waiter)
             remaining = None if deadline is None else deadline - clock.now()
             if not waiter.wait(remaining) and deadline is not None and clock.now() >= deadline:
@@ -143,10 +145,10 @@ class BackgroundEvaluator:
             value = job.fn(context) if job.with_context else job.fn()
             if asyncio.iscoroutine(value):
                 self._on_loop = job.loop
-                if job.loop is None:
-                    value = runner.run(value)
-                else:
+                if job.loop is not None:
                     value = asyncio.run_coroutine_threadsafe(value, job.loop).result()
+                else:
+                    value = runner.run(value)
         except BaseException as error:
             return None, error
         finally:

@@ -246,18 +246,23 @@ class Gate:
         found = []
         ended = self.trained + self.failed + self.dropped + self.abandoned
         if self.admitted != ended + len(self.waiting) + len(self.tickets):
-            found.append(f"{self.admitted} admitted, but {ended} ended, {len(self.waiting)} waiting and "
-                         f"{len(self.tickets)} open")
+            found.append(
+                f"{self.admitted} admitted, but {ended} ended, {len(self.waiting)} waiting and {len(self.tickets)} open"
+            )
         if self.version != self.trained + self.replayed or self.published > self.version:
-            found.append(f"version {self.version}: {self.trained} trained, {self.replayed} replayed, "
-                         f"{self.published} published")
+            found.append(
+                f"version {self.version}: {self.trained} trained, {self.replayed} replayed, {self.published} published"
+            )
         if self.running == "train" and not self.waiting:
             found.append("a train runs without a batch")
         if self.policy == "wait":
             line = [t.deadline for t in self.waiting] + sorted(t.deadline for t in self.tickets.values())
             first = self.version + (self.running == "replay")
-            found += [f"batch {j} in line starts at {first + j}, past its deadline {deadline}"
-                      for j, deadline in enumerate(line) if first + j > deadline]
+            found += [
+                f"batch {j} in line starts at {first + j}, past its deadline {deadline}"
+                for j, deadline in enumerate(line)
+                if first + j > deadline
+            ]
         if self.policy == "drop" and self.running == "train" and self.waiting[0].deadline < self.version:
             found.append(f"a batch past its deadline {self.waiting[0].deadline} trains at {self.version}")
         return found
@@ -282,13 +287,20 @@ class Gate:
             tickets = [Ticket(*_ints(t, 3)) for t in state["tickets"]]
             version, *counters = _ints([state["version"], *(state[name] for name in _COUNTERS)], 1 + len(_COUNTERS))
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"The saved state of the gate cannot be read ({error!r}); use another checkpoint.") from error
+            raise ConfigError(
+                f"The saved state of the gate cannot be read ({error!r}); use another checkpoint."
+            ) from error
         kept: deque[Ticket] = deque()
         for ticket in waiting if keep_waiting else ():
             if self.policy != "wait" or version + len(kept) <= ticket.deadline:
                 kept.append(ticket)
-        fresh = Gate(self.degree, num_collectors=self.num_collectors, policy=self.policy,
-                     publish_every=self.publish_every, max_train_ahead=self.max_train_ahead)
+        fresh = Gate(
+            self.degree,
+            num_collectors=self.num_collectors,
+            policy=self.policy,
+            publish_every=self.publish_every,
+            max_train_ahead=self.max_train_ahead,
+        )
         for name, value in zip(_COUNTERS, counters, strict=True):
             setattr(fresh, name, value)
         fresh.version = fresh.published = version
@@ -342,5 +354,7 @@ _COUNTERS: Final = ("admitted", "committed", "trained", "replayed", "failed", "d
 def _ints(numbers: Any, count: int) -> list[int]:
     values: list[Any] = list(numbers)
     if len(values) != count or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in values):
-        raise ConfigError(f"The saved state holds {values!r} where {count} whole numbers belong; use another checkpoint.")
+        raise ConfigError(
+            f"The saved state holds {values!r} where {count} whole numbers belong; use another checkpoint."
+        )
     return values

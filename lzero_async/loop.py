@@ -56,11 +56,18 @@ def run(
     them. An exception in any role ends the run with that exception.
     """
     return _Run(
-        coordinator, collect_fn, train_fn, eval_fn,
+        coordinator,
+        collect_fn,
+        train_fn,
+        eval_fn,
         eval_every=whole_number("eval_every", eval_every, 0),
-        max_train=max_train, max_collect=max_collect,
+        max_train=max_train,
+        max_collect=max_collect,
         max_seconds=None if max_seconds is None else positive_number("max_seconds", max_seconds),
-        stop_fn=stop_fn, eval_target=eval_target, on_eval=on_eval, on_restart=on_restart,
+        stop_fn=stop_fn,
+        eval_target=eval_target,
+        on_eval=on_eval,
+        on_restart=on_restart,
         patient=one_of("on_stop", on_stop, ON_STOP) == "finish",
     ).run(handle_signals, print_statistics)
 
@@ -69,18 +76,33 @@ class _Run:
     """One call of `run`."""
 
     def __init__(
-        self, coordinator: AsyncTrainingCoordinator, collect_fn: Callable[..., Any], train_fn: Callable[..., Any],
-        eval_fn: Callable[..., Any] | None, *, eval_every: int, max_train: int | None, max_collect: int | None,
-        max_seconds: float | None, stop_fn: Callable[[], bool] | None, eval_target: float | None,
-        on_eval: Callable[[EvalResult], None] | None, on_restart: Callable[[int, Exception], None] | None, patient: bool,
+        self,
+        coordinator: AsyncTrainingCoordinator,
+        collect_fn: Callable[..., Any],
+        train_fn: Callable[..., Any],
+        eval_fn: Callable[..., Any] | None,
+        *,
+        eval_every: int,
+        max_train: int | None,
+        max_collect: int | None,
+        max_seconds: float | None,
+        stop_fn: Callable[[], bool] | None,
+        eval_target: float | None,
+        on_eval: Callable[[EvalResult], None] | None,
+        on_restart: Callable[[int, Exception], None] | None,
+        patient: bool,
     ) -> None:
         if eval_every and eval_fn is None:
             raise ConfigError(f"eval_every is {eval_every}, but there is no eval_fn; pass one or set eval_every to 0.")
         if eval_fn is not None and not eval_every:
-            raise ConfigError("eval_fn would never be called: eval_every is 0; set it to the trains between evaluations.")
+            raise ConfigError(
+                "eval_fn would never be called: eval_every is 0; set it to the trains between evaluations."
+            )
         if eval_every and coordinator.enable_async_eval and coordinator.weights.latest() is None:
-            raise ConfigError("A background evaluation needs frozen weights; give the coordinator get_weights=, or set "
-                              "enable_async_eval to False.")
+            raise ConfigError(
+                "A background evaluation needs frozen weights; give the coordinator get_weights=, or set "
+                "enable_async_eval to False."
+            )
         self.coordinator = coordinator
         self.clock = coordinator.clock
         self.collect_fn, self.train_fn, self.eval_fn = collect_fn, train_fn, eval_fn
@@ -133,7 +155,9 @@ class _Run:
                 if collect_first is not None:
                     collect_first(runner)
                 replayed = self.coordinator.shell.gate.replayed
-                self._call(runner, self.coordinator.run_train, self.train_fn, with_batch=True, timeout=self._time_left())
+                self._call(
+                    runner, self.coordinator.run_train, self.train_fn, with_batch=True, timeout=self._time_left()
+                )
                 if self.coordinator.shell.gate.replayed == replayed:
                     self._evaluate_if_due(runner)
                 self._deliver_evals()
@@ -154,8 +178,11 @@ class _Run:
             self._end(shell.stop_reason)
         elif self.max_train is not None and coordinator.train_count >= self.max_train:
             self._end("max_train")
-        elif self.max_collect is not None and coordinator.collect_count >= self.max_collect and not (
-                shell.gate.waiting or shell.gate.tickets):
+        elif (
+            self.max_collect is not None
+            and coordinator.collect_count >= self.max_collect
+            and not (shell.gate.waiting or shell.gate.tickets)
+        ):
             self._end("max_collect")
         elif left is not None and left <= 0:
             self._end("max_seconds")
@@ -210,11 +237,22 @@ class _Run:
         except Stopped:
             raise
         except Exception as error:
-            if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts or coordinator.shell.is_set():
+            if (
+                coordinator.on_failure != "restart"
+                or failures >= coordinator.max_restarts
+                or coordinator.shell.is_set()
+            ):
                 raise
             pause = min(MAX_BACKOFF, coordinator.restart_backoff * 2**failures)
-            log.warning("collector %d failed (%r); restart %d of at most %d in %.3g s", worker, error, failures + 1,
-                        coordinator.max_restarts, pause, exc_info=error)
+            log.warning(
+                "collector %d failed (%r); restart %d of at most %d in %.3g s",
+                worker,
+                error,
+                failures + 1,
+                coordinator.max_restarts,
+                pause,
+                exc_info=error,
+            )
             with coordinator.shell.lock:
                 coordinator.shell.recorder.sums["restarts"] += 1
             if coordinator.shell.wait(pause):
@@ -237,7 +275,9 @@ class _Run:
         threads, shell = self.coordinator.threads, self.coordinator.shell
         hurry: float | None = None
         while threads.alive():
-            if hurry is None and (threads.failures or self.failure or shell.closed or (shell.is_set() and not self.patient)):
+            if hurry is None and (
+                threads.failures or self.failure or shell.closed or (shell.is_set() and not self.patient)
+            ):
                 hurry = self.clock.now() + GRACE
                 self.coordinator.stop("another role failed", patient=False)
                 for runner in self.runners:
@@ -286,7 +326,9 @@ class _Run:
             if self.eval_target is None:
                 return
             if isinstance(result.value, bool) or not hasattr(result.value, "__float__"):
-                error = ConfigError(f"eval_fn returned {result.value!r}, but eval_target {self.eval_target} needs a number.")
+                error = ConfigError(
+                    f"eval_fn returned {result.value!r}, but eval_target {self.eval_target} needs a number."
+                )
             elif float(result.value) >= self.eval_target:
                 self._request_stop("eval_target")
         if error is not None:
@@ -298,7 +340,8 @@ class _Run:
             result = self._arrived.pop(0)
             self.last_eval = result
             if hasattr(result.value, "__float__") and (
-                    self.best_eval is None or float(result.value) > float(self.best_eval.value)):
+                self.best_eval is None or float(result.value) > float(self.best_eval.value)
+            ):
                 self.best_eval = result
             if self.on_eval is not None:
                 self.on_eval(result)
@@ -315,14 +358,17 @@ class _Run:
 def _noting(fn: Any, seen: list[EvalContext]) -> Any:
     """`fn`, remembering the context it got; stays a coroutine function if `fn` is one."""
     if is_coroutine_function(fn):
+
         async def awaited(context: EvalContext) -> Any:
             seen.append(context)
             return await fn(context)
+
         return awaited
 
     def called(context: EvalContext) -> Any:
         seen.append(context)
         return fn(context)
+
     return called
 
 

@@ -95,8 +95,16 @@ class BoundedQueue(Generic[T]):
     def statistics(self) -> QueueStatistics:
         """An immutable snapshot of the counts."""
         with self._lock:
-            return QueueStatistics(len(self), self._max_size, self._put, self._got, self._dropped, self._rejected,
-                                   self._put_waits, self._get_waits)
+            return QueueStatistics(
+                len(self),
+                self._max_size,
+                self._put,
+                self._got,
+                self._dropped,
+                self._rejected,
+                self._put_waits,
+                self._get_waits,
+            )
 
     def __len__(self) -> int:
         return len(self._items) + len(self._best)

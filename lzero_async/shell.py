@@ -65,8 +65,9 @@ class GateShell:
                 return ticket
             return self._park(Parked("collect", make_waiter(), self.clock.now()))
 
-    def request_commit(self, ticket: Ticket, data: Any, start: float, end: float,
-                       make_waiter: MakeWaiter) -> Ticket | Parked:
+    def request_commit(
+        self, ticket: Ticket, data: Any, start: float, end: float, make_waiter: MakeWaiter
+    ) -> Ticket | Parked:
         """Ask to commit a finished collect; after a stop it is committed or abandoned without waiting."""
         with self.lock:
             self.recorder.ran("collect", start, end)
@@ -141,8 +142,9 @@ class GateShell:
                 self.gate.abandon(ticket.id)
             self._settle()
 
-    def finish_train(self, start: float, end: float, published: bool, then: Callable[[Any, bool], None],
-                     result: Any) -> None:
+    def finish_train(
+        self, start: float, end: float, published: bool, then: Callable[[Any, bool], None], result: Any
+    ) -> None:
         """Count the train or replay that ran; `then(result, starved)` runs before the lock is let go."""
         with self.lock:
             gate = self.gate
@@ -311,7 +313,10 @@ class GateShell:
         """Whether max_collect batches were collected and everything that could be trained was."""
         gate = self.gate
         return (
-            self._max_collect is not None and not gate.tickets and not gate.waiting and gate.running is None
+            self._max_collect is not None
+            and not gate.tickets
+            and not gate.waiting
+            and gate.running is None
             and self.recorder.count(gate, "committed") >= self._max_collect
         )
 

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from lzero_async.errors import Stopped
-from lzero_async.shell import REPLAY, GateShell, MakeWaiter, Parked
 from lzero_async.gate import Ticket
+from lzero_async.shell import REPLAY, GateShell, MakeWaiter, Parked
 from lzero_async.trace import LEARNER, TraceWriter, collector
 from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
 from lzero_async.weights import WeightStore
@@ -95,9 +95,14 @@ class TrainStage(Stage):
     __slots__ = ("_after", "_before", "_get_weights", "_learner", "_retries", "_staleness")
 
     def __init__(
-        self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None,
-        get_weights: Callable[[], Any] | None, after: Callable[[Any, bool], None],
-        retries: int, learner: LearnerState | None,
+        self,
+        shell: GateShell,
+        weights: WeightStore,
+        trace: TraceWriter | None,
+        get_weights: Callable[[], Any] | None,
+        after: Callable[[Any, bool], None],
+        retries: int,
+        learner: LearnerState | None,
     ) -> None:
         super().__init__(shell, weights, trace)
         self._get_weights = get_weights
@@ -138,8 +143,9 @@ class TrainStage(Stage):
             if self.ticket is REPLAY:
                 self.trace.span(LEARNER, "replay", self.start, end, version=version)
             else:
-                self.trace.span(LEARNER, "train", self.start, end, batch=self.ticket.id, version=version,
-                                staleness=self._staleness)
+                self.trace.span(
+                    LEARNER, "train", self.start, end, batch=self.ticket.id, version=version, staleness=self._staleness
+                )
         return None
 
     def fail(self, error: BaseException) -> None:

@@ -144,8 +144,8 @@ def format_box(statistics: Mapping[str, Any]) -> str:
         f"  Avg collect time: {s['collect_avg_time']:.2f}s",
         f"  Avg train time: {s['train_avg_time']:.2f}s",
         f"  Avg eval time: {s['eval_avg_time']:.2f}s",
-        f"  Collect wait: {s['collect_wait_time']:.2f}s, train wait: {s['train_wait_time']:.2f}s, "
-        f"eval wait: {s['eval_wait_time']:.2f}s, wall: {s['wall_time']:.2f}s",
+        f"  Waits: collect {s['collect_wait_time']:.2f}s, train {s['train_wait_time']:.2f}s, eval {s['eval_wait_time']:.2f}s",
+        f"  Wall time: {s['wall_time']:.2f}s",
         f"  Overlap efficiency: {s['overlap_efficiency']:.3f}",
         f"  Lag: mean {s['mean_lag']:.2f}, max {s['max_lag']} (degree {s['off_policy_degree']})",
         f"  Staleness: mean {s['staleness_mean']:.2f}, max {s['staleness_max']}",
@@ -169,7 +169,18 @@ def _ratio(total: float, count: float) -> float:
 _RAN: Final = {role: (f"{role}_runs", f"{role}_time") for role in ("collect", "train", "replay", "eval")}
 _SUMS: Final = (
     *(name for names in _RAN.values() for name in names),
-    "collect_wait", "train_wait", "eval_wait",
-    "staleness", "staleness_runs", "staleness_max", "lag", "lag_runs", "lag_max", "age", "age_runs", "age_max",
-    "restarts", "degree_changes",
+    "collect_wait",
+    "train_wait",
+    "eval_wait",
+    "staleness",
+    "staleness_runs",
+    "staleness_max",
+    "lag",
+    "lag_runs",
+    "lag_max",
+    "age",
+    "age_runs",
+    "age_max",
+    "restarts",
+    "degree_changes",
 )

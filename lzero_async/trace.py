@@ -35,7 +35,9 @@ class TraceWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         except OSError as error:
-            raise ConfigError(f"The trace cannot be written to {str(path)!r} ({error.strerror}); choose another path.") from error
+            raise ConfigError(
+                f"The trace cannot be written to {str(path)!r} ({error.strerror}); choose another path."
+            ) from error
         self._lock = threading.Lock()
         self._tracks: dict[str, int] = {}
         self._pending: list[str] = []
@@ -63,8 +65,12 @@ class TraceWriter:
             if self._closed:
                 return
             tid = self._tracks.get(track) or self._new_track(track)
-            self._pending.append(json.dumps(
-                {"name": name, "ph": "i", "s": "t", "pid": 1, "tid": tid, "ts": round(at * 1e6, 1)}, separators=(",", ":")))
+            self._pending.append(
+                json.dumps(
+                    {"name": name, "ph": "i", "s": "t", "pid": 1, "tid": tid, "ts": round(at * 1e6, 1)},
+                    separators=(",", ":"),
+                )
+            )
 
     def close(self) -> None:
         """Write what is left and end the file."""
@@ -79,8 +85,11 @@ class TraceWriter:
 
     def _new_track(self, track: str) -> int:
         tid = self._tracks[track] = len(self._tracks) + 1
-        self._pending.append(json.dumps(
-            {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": track}}, separators=(",", ":")))
+        self._pending.append(
+            json.dumps(
+                {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": track}}, separators=(",", ":")
+            )
+        )
         return tid
 
     def _flush(self, now: float) -> None:
@@ -94,11 +103,13 @@ class TraceWriter:
         data = text.encode()
         try:
             while data:
-                data = data[os.write(self._file, data):]
+                data = data[os.write(self._file, data) :]
         except OSError as error:
             self._closed = True
             os.close(self._file)
-            warnings.warn(f"The trace {self.path} ends here ({error.strerror}); training goes on without it.", stacklevel=4)
+            warnings.warn(
+                f"The trace {self.path} ends here ({error.strerror}); training goes on without it.", stacklevel=4
+            )
 
 
 def read_trace(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

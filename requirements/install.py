@@ -24,7 +24,9 @@ PATH_FILE = "lzero_async_checkout.pth"
 def main(stamp: Path) -> int:
     """Install, check, and write the stamp."""
     if sys.version_info[:2] != (3, 11):
-        print(f"The locked stack is for Python 3.11, but this is {sys.version.split()[0]}; make PYTHON=/path/to/python3.11.")
+        print(
+            f"The locked stack is for Python 3.11, but this is {sys.version.split()[0]}; make PYTHON=/path/to/python3.11."
+        )
         return 2
     with (Path(sys.prefix) / ".install-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -40,8 +40,11 @@ def main() -> int:
     pins = _pins(_report([*plain, *declared, *_constraints("stack", upgrade)])) | {_name(line): line for line in loose}
     _write("stack", pins)
     print("resolving the tools ...", flush=True)
-    tools = _pins(_report([*_lines((HERE / "dev.in").read_text()), *_constraints("dev", upgrade), "-c",
-                           str(HERE / "stack.lock.txt")]))
+    tools = _pins(
+        _report(
+            [*_lines((HERE / "dev.in").read_text()), *_constraints("dev", upgrade), "-c", str(HERE / "stack.lock.txt")]
+        )
+    )
     _write("dev", {name: pin for name, pin in tools.items() if name not in pins})
     return 0
 
@@ -56,8 +59,11 @@ def _report(arguments: list[str]) -> list[dict[str, Any]]:
 
 def _pins(packages: list[dict[str, Any]]) -> dict[str, str]:
     metadata = [package["metadata"] for package in packages]
-    return {_name(m["name"]): f"{m['name']}=={m['version'].split('+')[0]}" for m in metadata
-            if not GPU_ONLY.match(_name(m["name"]))}
+    return {
+        _name(m["name"]): f"{m['name']}=={m['version'].split('+')[0]}"
+        for m in metadata
+        if not GPU_ONLY.match(_name(m["name"]))
+    }
 
 
 def _constraints(lock: str, upgrade: bool) -> list[str]:

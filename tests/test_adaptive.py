@@ -55,12 +55,14 @@ def test_it_finds_95_percent_of_the_best_fixed_degree_and_again_after_a_change(c
         (switch(75, lognormal(3 * collect, 1), lognormal(collect, 1)), 350),
     ):
         best = max(
-            simulate(durations, lognormal(train, 1), num_collectors=4, off_policy_degree=degree, trains=2000)
-            .throughput_after(start)
+            simulate(
+                durations, lognormal(train, 1), num_collectors=4, off_policy_degree=degree, trains=2000
+            ).throughput_after(start)
             for degree in range(1, high + 1)
         )
-        run = simulate(durations, lognormal(train, 1), num_collectors=4, trains=2000,
-                       adaptive=AdaptiveDegree(1, 1, high))
+        run = simulate(
+            durations, lognormal(train, 1), num_collectors=4, trains=2000, adaptive=AdaptiveDegree(1, 1, high)
+        )
         assert run.throughput_after(start) >= 0.95 * best
         assert max(run.degrees) <= high
 
@@ -68,8 +70,9 @@ def test_it_finds_95_percent_of_the_best_fixed_degree_and_again_after_a_change(c
 def test_the_loop_adapts_as_the_simulator_and_records_every_change(capsys: pytest.CaptureFixture[str]) -> None:
     with VirtualClock() as clock:
         coordinator = AsyncTrainingCoordinator(1, num_collectors=4, adaptive=True, max_degree=9, clock=clock)
-        stats = coordinator.run(FakeCollector(clock, lognormal(2, 1)), FakeLearner(clock, lognormal(1, 1)),
-                                max_train=300).statistics
+        stats = coordinator.run(
+            FakeCollector(clock, lognormal(2, 1)), FakeLearner(clock, lognormal(1, 1)), max_train=300
+        ).statistics
         coordinator.close()
     told = simulate(lognormal(2, 1), lognormal(1, 1), num_collectors=4, trains=300, adaptive=AdaptiveDegree(1, 1, 9))
     assert stats["wall_time"] == pytest.approx(told.wall)
@@ -81,8 +84,9 @@ def test_the_loop_adapts_as_the_simulator_and_records_every_change(capsys: pytes
 
 def test_drift_from_the_train_function_lowers_the_degree_for_new_admissions_only() -> None:
     with VirtualClock() as clock:
-        coordinator = AsyncTrainingCoordinator(8, num_collectors=8, adaptive=True, max_degree=8, drift_threshold=0.5,
-                                               clock=clock)
+        coordinator = AsyncTrainingCoordinator(
+            8, num_collectors=8, adaptive=True, max_degree=8, drift_threshold=0.5, clock=clock
+        )
         learner = FakeLearner(clock, 1.0, drift=0.9)
         stats = coordinator.run(FakeCollector(clock, 4.0), learner, max_train=60).statistics
         coordinator.close()

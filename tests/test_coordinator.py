@@ -11,8 +11,15 @@ import warnings
 
 import pytest
 
-from lzero_async import (AsyncTrainingCoordinator, ConfigError, CoordinatorClosed, EvalContext, GateTimeout, Stopped,
-                         TrainReport)
+from lzero_async import (
+    AsyncTrainingCoordinator,
+    ConfigError,
+    CoordinatorClosed,
+    EvalContext,
+    GateTimeout,
+    Stopped,
+    TrainReport,
+)
 from lzero_async.testing import FakeEvaluator, FakeLearner, Sequencer, VirtualClock
 
 nothing = dict.fromkeys(("dropped", "failed", "abandoned"), 0)
@@ -46,7 +53,12 @@ def test_stages_return_their_results_and_count() -> None:
         assert coordinator.run_train(lambda batch: batch.data, with_batch=True) == "data"
         assert coordinator.run_eval(lambda: 7) == 7
         stats = coordinator.get_statistics()
-    assert (stats["collect_count"], stats["train_count"], stats["eval_count"], stats["collect_train_lag"]) == (1, 1, 1, 0)
+    assert (stats["collect_count"], stats["train_count"], stats["eval_count"], stats["collect_train_lag"]) == (
+        1,
+        1,
+        1,
+        0,
+    )
 
 
 def test_evaluation_between_collect_and_train_does_not_hang_at_degree_0() -> None:
@@ -151,8 +163,9 @@ def test_a_failed_train_keeps_its_batch_first_in_line() -> None:
 def test_train_retries_start_from_the_state_before() -> None:
     with VirtualClock() as clock:
         learner = FakeLearner(clock, 1.0, fail_at={1, 2})
-        with AsyncTrainingCoordinator(1, train_retries=2, learner=learner, get_weights=learner.get_weights,
-                                      clock=clock) as coordinator:
+        with AsyncTrainingCoordinator(
+            1, train_retries=2, learner=learner, get_weights=learner.get_weights, clock=clock
+        ) as coordinator:
             for _ in range(2):
                 coordinator.run_collect(lambda: None)
                 coordinator.run_train(learner, with_batch=True)
@@ -197,7 +210,9 @@ def test_replays_fill_the_learners_spare_time() -> None:
 
 def test_timeouts_say_which_rule_blocks_with_the_numbers() -> None:
     with AsyncTrainingCoordinator(1) as coordinator:
-        with pytest.raises(GateTimeout, match=r"in vain to start a train: no batch waits \(off_policy_degree 1, waiting 0"):
+        with pytest.raises(
+            GateTimeout, match=r"in vain to start a train: no batch waits \(off_policy_degree 1, waiting 0"
+        ):
             coordinator.run_train(lambda: None, timeout=0)
         coordinator.run_collect(lambda: None)
         with pytest.raises(TimeoutError, match=r"start a collect: lag \(off_policy_degree 1, waiting 1"):
@@ -371,6 +386,7 @@ def test_synchronous_evaluation_takes_the_learners_turn_but_not_the_collectors()
 
 def test_at_degree_0_an_evaluation_holds_everything() -> None:
     with AsyncTrainingCoordinator(0) as coordinator:
+
         def evaluate() -> None:
             with pytest.raises(GateTimeout, match="the learner is busy"):
                 coordinator.run_collect(lambda: None, timeout=0)
@@ -449,7 +465,9 @@ def test_background_evaluation_sees_a_frozen_version_while_training_goes_on() ->
         coordinator.close()
 
 
-@pytest.mark.parametrize(("overlap", "versions", "skipped"), [("skip", [1], 2), ("latest", [1, 3], 1), ("wait", [1, 2, 3], 0)])
+@pytest.mark.parametrize(
+    ("overlap", "versions", "skipped"), [("skip", [1], 2), ("latest", [1, 3], 1), ("wait", [1, 2, 3], 0)]
+)
 def test_what_happens_when_an_evaluation_still_runs(overlap: str, versions: list[int], skipped: int) -> None:
     with VirtualClock() as clock:
         coordinator, learner = background(clock, eval_overlap=overlap)
@@ -484,7 +502,7 @@ def test_the_exception_of_a_background_evaluation_is_never_swallowed(asker: str)
 
 def test_waiting_for_an_evaluation_can_time_out() -> None:
     with VirtualClock() as clock:
-        coordinator, learner = background(clock)
+        coordinator, _ = background(clock)
         coordinator.run_eval(FakeEvaluator(clock, 10.0), with_context=True)
         with pytest.raises(GateTimeout, match="still running after 2 s"):
             coordinator.wait_for_eval(timeout=2)
@@ -536,7 +554,10 @@ def test_partials_and_objects_with_an_async_call_are_coroutine_functions() -> No
 
     async def main() -> list[int]:
         with AsyncTrainingCoordinator(3) as coordinator:
-            return [await coordinator.run_collect(functools.partial(collect, 1)), await coordinator.run_collect(Collect())]
+            return [
+                await coordinator.run_collect(functools.partial(collect, 1)),
+                await coordinator.run_collect(Collect()),
+            ]
 
     assert asyncio.run(main()) == [1, 2]
 
@@ -569,6 +590,7 @@ def test_background_evaluation_of_a_coroutine_runs_on_the_callers_loop() -> None
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with AsyncTrainingCoordinator(1, True) as coordinator:
+
             async def evaluate() -> float:
                 assert asyncio.get_running_loop() is loop
                 await asyncio.sleep(0)
@@ -583,9 +605,8 @@ def test_background_evaluation_of_a_coroutine_runs_on_the_callers_loop() -> None
 
 def test_timeouts_of_coroutines() -> None:
     async def main() -> None:
-        with AsyncTrainingCoordinator(1) as coordinator:
-            with pytest.raises(GateTimeout, match="no batch waits"):
-                await coordinator.run_train(_never, timeout=0.01)
+        with AsyncTrainingCoordinator(1) as coordinator, pytest.raises(GateTimeout, match="no batch waits"):
+            await coordinator.run_train(_never, timeout=0.01)
 
     asyncio.run(main())
 
@@ -664,8 +685,17 @@ def test_a_smaller_degree_drains_first() -> None:
     assert second.can_collect()
 
 
-@pytest.mark.parametrize("state", [None, {}, {"format": 99}, {"format": 1}, {"format": 1, "gate": {}, "statistics": {}},
-                                   {"format": 1, "gate": {"waiting": 3}, "statistics": {"sums": {}, "base": {}, "wall": 0}}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"format": 99},
+        {"format": 1},
+        {"format": 1, "gate": {}, "statistics": {}},
+        {"format": 1, "gate": {"waiting": 3}, "statistics": {"sums": {}, "base": {}, "wall": 0}},
+    ],
+)
 def test_a_foreign_state_is_refused_and_changes_nothing(state) -> None:
     coordinator = AsyncTrainingCoordinator(1)
     before = coordinator.state_dict()

@@ -53,7 +53,6 @@ class Shell:
         self.wait(self.shell.request_train(SemaphoreWaiter))
         self.shell.finish_train(0.0, 1.0, True, lambda result, starved: None, None)
 
-
     def train_twice(self) -> None:
         self.train()
         self.train()
@@ -99,19 +98,27 @@ def test_a_learner_that_waits_is_always_woken() -> None:
 
 
 def test_two_collectors_and_a_learner_end_with_an_exact_account() -> None:
-    result = frontrun.explore(setup=Shell, workers=[Shell.collect, Shell.collect, Shell.train_twice],
-                              invariant=lambda s: account(s, 2), max_executions=300)
+    result = frontrun.explore(
+        setup=Shell,
+        workers=[Shell.collect, Shell.collect, Shell.train_twice],
+        invariant=lambda s: account(s, 2),
+        max_executions=300,
+    )
     result.assert_holds()
     assert result.num_explored > 10
 
 
 def test_a_stop_releases_a_learner_at_any_moment() -> None:
-    result = frontrun.explore(setup=Shell, workers=[Shell.stop, Shell.train_or_be_stopped],
-                              invariant=lambda s: s.stopped and not s.shell._lines["train"])
+    result = frontrun.explore(
+        setup=Shell,
+        workers=[Shell.stop, Shell.train_or_be_stopped],
+        invariant=lambda s: s.stopped and not s.shell._lines["train"],
+    )
     result.assert_holds()
 
 
 def test_a_lost_wake_up_would_be_found() -> None:
-    result = frontrun.explore(setup=LeakyShell, workers=[LeakyShell.collect, LeakyShell.train],
-                              invariant=lambda s: account(s, 1))
+    result = frontrun.explore(
+        setup=LeakyShell, workers=[LeakyShell.collect, LeakyShell.train], invariant=lambda s: account(s, 1)
+    )
     assert result.property_holds is not True  # a counterexample, or a run that got stuck

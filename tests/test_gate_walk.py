@@ -138,5 +138,9 @@ def test_a_broken_rule_fails_the_walk(
     broken: Callable[..., Gate], degree: int, workers: int, policy: str, ahead: int, publish_every: int
 ) -> None:
     with pytest.raises(WalkFailure, match="after: "):
-        walk(lambda: broken(degree, num_collectors=workers, policy=policy, max_train_ahead=ahead,
-                            publish_every=publish_every), Budget(batches=6))
+        walk(
+            lambda: broken(
+                degree, num_collectors=workers, policy=policy, max_train_ahead=ahead, publish_every=publish_every
+            ),
+            Budget(batches=6),
+        )

@@ -18,7 +18,15 @@ import numpy as np
 import pytest
 
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, ConfigError, EvalResult
-from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, Interrupted, VirtualClock, lognormal, simulate
+from lzero_async.testing import (
+    FakeCollector,
+    FakeEvaluator,
+    FakeLearner,
+    Interrupted,
+    VirtualClock,
+    lognormal,
+    simulate,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -105,17 +113,30 @@ def test_degree_0_takes_the_sum() -> None:
 
 
 @pytest.mark.parametrize("policy", ["wait", "drop", "allow"])
-@pytest.mark.parametrize(("degree", "workers", "publish_every"), [(1, 1, 1), (2, 4, 1), (3, 2, 2), (8, 4, 1), (5, 3, 4)])
+@pytest.mark.parametrize(
+    ("degree", "workers", "publish_every"), [(1, 1, 1), (2, 4, 1), (3, 2, 2), (8, 4, 1), (5, 3, 4)]
+)
 @pytest.mark.filterwarnings("ignore:num_collectors")
-def test_the_loop_does_exactly_what_the_simulator_says(degree: int, workers: int, publish_every: int, policy: str) -> None:
+def test_the_loop_does_exactly_what_the_simulator_says(
+    degree: int, workers: int, publish_every: int, policy: str
+) -> None:
     with VirtualClock() as clock:
         learner = FakeLearner(clock, lognormal(1, 1), seed=3)
-        coordinator = AsyncTrainingCoordinator(degree, num_collectors=workers, publish_every=publish_every,
-                                               staleness_policy=policy, clock=clock)
+        coordinator = AsyncTrainingCoordinator(
+            degree, num_collectors=workers, publish_every=publish_every, staleness_policy=policy, clock=clock
+        )
         stats = coordinator.run(FakeCollector(clock, lognormal(2, 1.2), seed=3), learner, max_train=300).statistics
         coordinator.close()
-    told = simulate(lognormal(2, 1.2), lognormal(1, 1), num_collectors=workers, off_policy_degree=degree, trains=300,
-                    policy=policy, publish_every=publish_every, seed=3)
+    told = simulate(
+        lognormal(2, 1.2),
+        lognormal(1, 1),
+        num_collectors=workers,
+        off_policy_degree=degree,
+        trains=300,
+        policy=policy,
+        publish_every=publish_every,
+        seed=3,
+    )
     assert stats["wall_time"] == pytest.approx(told.wall)
     assert stats["mean_lag"] == pytest.approx(told.mean_lag)
     assert stats["staleness_mean"] == pytest.approx(told.mean_staleness)
@@ -159,14 +180,16 @@ def test_any_order_of_threads_keeps_bound_and_account(seed: int) -> None:
 
 @pytest.mark.parametrize("degree", [0, 2])
 def test_stop_conditions(degree: int) -> None:
+    seen: list[FakeLearner] = []
     for options, reason, trains in (
         ({"max_train": 7}, "max_train", 7),
         ({"max_collect": 6}, "max_collect", 6),
         ({"max_train": 0}, "max_train", 0),
-        ({"stop_fn": lambda: len(learner.trained) >= 5}, "stop_fn", 5),
+        ({"stop_fn": lambda: seen[-1].calls >= 5}, "stop_fn", 5),
     ):
         with VirtualClock() as clock:
             coordinator, collect, learner = pipeline(clock, degree)
+            seen.append(learner)
             result = coordinator.run(collect, learner, **options)
             assert result.reason == reason
             assert result.statistics["train_count"] == trains == len(learner.trained)
@@ -199,8 +222,15 @@ def test_a_reached_target_ends_the_run(degree: int, background: bool) -> None:
     with VirtualClock() as clock:
         coordinator, collect, learner = pipeline(clock, degree, enable_async_eval=background)
         arrived: list[EvalResult] = []
-        result = coordinator.run(collect, learner, FakeEvaluator(clock, 2.5), eval_every=4, eval_target=8.0,
-                                 max_train=1000, on_eval=arrived.append)
+        result = coordinator.run(
+            collect,
+            learner,
+            FakeEvaluator(clock, 2.5),
+            eval_every=4,
+            eval_target=8.0,
+            max_train=1000,
+            on_eval=arrived.append,
+        )
         coordinator.close()
     assert result.reason == "eval_target"
     assert [r.version for r in arrived] == [4, 8]
@@ -224,8 +254,9 @@ def test_an_evaluation_that_still_runs_at_the_end_is_delivered() -> None:
     with VirtualClock() as clock:
         coordinator, collect, learner = pipeline(clock, 2, enable_async_eval=True)
         arrived: list[EvalResult] = []
-        result = coordinator.run(collect, learner, FakeEvaluator(clock, 50.0), eval_every=5, max_train=5,
-                                 on_eval=arrived.append)
+        result = coordinator.run(
+            collect, learner, FakeEvaluator(clock, 50.0), eval_every=5, max_train=5, on_eval=arrived.append
+        )
         coordinator.close()
     assert [r.version for r in arrived] == [5]
     assert result.last_eval == arrived[0]
@@ -271,8 +302,13 @@ def test_a_failure_in_any_role_ends_the_run_with_its_own_traceback(degree: int, 
         learner = FakeLearner(clock, 1.0, fail_at=fail.get("train", ()))
         coordinator = AsyncTrainingCoordinator(degree, background, get_weights=learner.get_weights, clock=clock)
         with pytest.raises(Interrupted) as caught:
-            coordinator.run(FakeCollector(clock, 1.0, fail_at=fail.get("collect", ())), learner,
-                            FakeEvaluator(clock, 1.0, fail_at=fail.get("eval", ())), eval_every=1, max_train=50)
+            coordinator.run(
+                FakeCollector(clock, 1.0, fail_at=fail.get("collect", ())),
+                learner,
+                FakeEvaluator(clock, 1.0, fail_at=fail.get("eval", ())),
+                eval_every=1,
+                max_train=50,
+            )
         assert "_spend" in "".join(traceback.format_tb(caught.value.__traceback__))
         assert clock.now() < 20
         coordinator.close()
@@ -284,9 +320,8 @@ def test_a_collector_that_dies_while_the_learner_waits_ends_the_run_within_a_sec
         if context.ticket == 1:
             raise ValueError("the environment is gone")
 
-    with AsyncTrainingCoordinator(1) as coordinator:
-        with pytest.raises(ValueError, match="the environment is gone"):
-            coordinator.run(collect, lambda batch: None, max_train=10)
+    with AsyncTrainingCoordinator(1) as coordinator, pytest.raises(ValueError, match="the environment is gone"):
+        coordinator.run(collect, lambda batch: None, max_train=10)
 
 
 def test_a_failure_does_not_wait_for_a_long_train() -> None:
@@ -307,8 +342,12 @@ def test_collectors_are_restarted_with_back_off_and_bounded() -> None:
     with VirtualClock() as clock:
         coordinator, _, learner = pipeline(clock, 1, on_failure="restart", max_restarts=3, restart_backoff=10.0)
         restarted: list[tuple[int, str]] = []
-        result = coordinator.run(FakeCollector(clock, 1.0, fail_at={2, 3, 4}), learner, max_train=5,
-                                 on_restart=lambda worker, error: restarted.append((worker, str(error))))
+        result = coordinator.run(
+            FakeCollector(clock, 1.0, fail_at={2, 3, 4}),
+            learner,
+            max_train=5,
+            on_restart=lambda worker, error: restarted.append((worker, str(error))),
+        )
         assert result.statistics["restarts"] == result.statistics["failed"] == 3
         assert result.statistics["train_count"] == 5
         assert 60 < clock.now() < 75  # 10 + 20 + 30 (the longest pause), and the stages
@@ -394,8 +433,11 @@ def test_close_ends_a_run_of_another_thread_from_any_state() -> None:
         if stage == "waiting":
             fns[0] = hang
         results = []
-        thread = threading.Thread(target=lambda c=coordinator, f=fns, r=results: r.append(
-            c.run(*f, eval_every=1, handle_signals=False, print_statistics=False)))
+        thread = threading.Thread(
+            target=lambda c=coordinator, f=fns, r=results: r.append(
+                c.run(*f, eval_every=1, handle_signals=False, print_statistics=False)
+            )
+        )
         thread.start()
         assert entered.wait(10)
         coordinator.close()
@@ -440,7 +482,9 @@ def test_coroutine_functions_in_the_loop() -> None:
 
     for degree in (0, 2):
         for background in (False, True):
-            with AsyncTrainingCoordinator(degree, background, num_collectors=max(1, degree), get_weights=dict) as coordinator:
+            with AsyncTrainingCoordinator(
+                degree, background, num_collectors=max(1, degree), get_weights=dict
+            ) as coordinator:
                 result = coordinator.run(collect, train, evaluate, eval_every=5, max_train=20)
             assert result.statistics["train_count"] == 20
             assert result.last_eval.value == 1.0
@@ -483,8 +527,13 @@ SIGNAL_PROGRAM = """
 @pytest.mark.parametrize("degree", [0, 2])
 def test_signals_end_the_run_in_order_and_statistics_are_printed(degree: int, number: int) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SIGNAL_PROGRAM.format(degree=degree))], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        [sys.executable, "-c", textwrap.dedent(SIGNAL_PROGRAM.format(degree=degree))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     try:
         assert process.stdout.readline() == "collecting\n"
         process.send_signal(number)
@@ -514,7 +563,9 @@ def test_waiting_threads_use_no_timers() -> None:
             release.wait(30)
 
     coordinator = AsyncTrainingCoordinator(1)
-    thread = threading.Thread(target=lambda: coordinator.run(collect, lambda b: None, max_train=3, handle_signals=False))
+    thread = threading.Thread(
+        target=lambda: coordinator.run(collect, lambda b: None, max_train=3, handle_signals=False)
+    )
     thread.start()
     try:
         assert entered.wait(10)

@@ -19,6 +19,11 @@ import pytest
 import lzero_async
 
 ROOT = Path(__file__).resolve().parent.parent
+STACK = """
+torch numpy easydict transformers tokenizers safetensors jericho ding lzero tensorboardX gymnasium ding.config ding.policy
+lzero.policy.unizero lzero.mcts.buffer.game_buffer_unizero lzero.worker.muzero_segment_collector
+zoo.jericho.envs.jericho_env
+"""
 BOTH_ZOOS = "import zoo.jericho.envs.jericho_env as env, zoo.jericho.priorzero as ours; print(env.__file__); print(ours.__file__)"
 
 
@@ -29,13 +34,16 @@ def pins(lock: str) -> dict[str, str]:
 
 def python(code: str, cwd: Path, *, executable: str = sys.executable, **env: str) -> str:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([executable, "-c", code], cwd=cwd, env={**clean, **env}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [executable, "-c", code], cwd=cwd, env={**clean, **env}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 needs_lightzero = pytest.mark.skipif(
-    not any(Path(sysconfig.get_path("purelib")).glob("[Ll]ight[Zz]ero-*")), reason="needs the locked stack")
+    not any(Path(sysconfig.get_path("purelib")).glob("[Ll]ight[Zz]ero-*")), reason="needs the locked stack"
+)
 
 
 # -- the locks -------------------------------------------------------------------------------------------------------------
@@ -51,9 +59,7 @@ def test_what_the_locks_pin_is_installed() -> None:
 @needs_lightzero
 def test_what_the_stack_pins_can_be_imported() -> None:
     """In one fresh process, the packages that the applications use, LightZero's policy and buffer included."""
-    names = ("torch numpy easydict transformers tokenizers safetensors jericho ding lzero tensorboardX gymnasium "
-             "ding.config ding.policy lzero.policy.unizero lzero.mcts.buffer.game_buffer_unizero "
-             "lzero.worker.muzero_segment_collector zoo.jericho.envs.jericho_env").split()
+    names = STACK.split()
     python("import importlib\nfor name in " + repr(names) + ": importlib.import_module(name)", ROOT)
 
 
@@ -61,7 +67,9 @@ def test_the_lock_covers_its_inputs() -> None:
     for lock in ("stack", "dev"):
         text = (ROOT / "requirements" / f"{lock}.in").read_text()
         wanted = [line for line in text.splitlines() if line and not line.startswith("#")]
-        locked = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in (pins("stack") | pins("dev")).items()}
+        locked = {
+            re.sub(r"[-_.]+", "-", name).lower(): version for name, version in (pins("stack") | pins("dev")).items()
+        }
         for line in wanted:
             name, _, version = line.partition("==")
             name = re.sub(r"[-_.]+", "-", re.split(r"[<>=]", name)[0]).lower()
@@ -84,9 +92,24 @@ def test_both_zoo_packages_from_the_checkout(folder: str) -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv*", ".git", "build", "*.egg-info", "__pycache__", ".*_cache"))
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder),
-                    str(source)], check=True)
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".venv*", ".git", "build", "*.egg-info", "__pycache__", ".*_cache")
+    )
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(folder),
+            str(source),
+        ],
+        check=True,
+    )
     return next(folder.glob("lzero_async-*.whl"))
 
 
@@ -106,25 +129,49 @@ def test_both_zoo_packages_installed(wheel: Path, tmp_path: Path) -> None:
     """A fresh environment with the locked packages (linked, LightZero's zoo copied) and our wheel."""
     venv.create(tmp_path / "venv", with_pip=False)
     executable = str(tmp_path / "venv" / "bin" / "python")
-    target = Path(python("import sysconfig; print(sysconfig.get_path('purelib'))", tmp_path, executable=executable).strip())
+    target = Path(
+        python("import sysconfig; print(sysconfig.get_path('purelib'))", tmp_path, executable=executable).strip()
+    )
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if entry.name == "zoo":
             shutil.copytree(entry, target / "zoo", ignore=shutil.ignore_patterns("__pycache__"))
         elif entry.suffix != ".pth":
             (target / entry.name).symlink_to(entry)
-    subprocess.run([sys.executable, "-m", "pip", "--python", executable, "install", "--quiet", "--no-deps", "--no-index",
-                    str(wheel)], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            executable,
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            str(wheel),
+        ],
+        check=True,
+    )
     env, ours = python(BOTH_ZOOS, tmp_path, executable=executable).split()
     assert Path(env).is_relative_to(target)
     assert Path(ours).is_relative_to(target)
-    assert (target / "zoo" / "__init__.py").read_bytes() == (Path(sysconfig.get_path("purelib")) / "zoo" / "__init__.py").read_bytes()
+    assert (target / "zoo" / "__init__.py").read_bytes() == (
+        Path(sysconfig.get_path("purelib")) / "zoo" / "__init__.py"
+    ).read_bytes()
 
 
 def test_the_checks_run_from_their_own_folder_and_from_the_root() -> None:
-    for folder, script in (("zoo/jericho/priorzero", "test_async_training.py"),
-                           ("", "zoo/jericho/priorzero/test_async_training.py")):
-        done = subprocess.run([sys.executable, script, "--mode", "sync", "--clock", "virtual"], cwd=ROOT / folder, text=True,
-                              capture_output=True, check=False)
+    for folder, script in (
+        ("zoo/jericho/priorzero", "test_async_training.py"),
+        ("", "zoo/jericho/priorzero/test_async_training.py"),
+    ):
+        done = subprocess.run(
+            [sys.executable, script, "--mode", "sync", "--clock", "virtual"],
+            cwd=ROOT / folder,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "1 passed, 0 failed" in done.stdout
 
@@ -138,8 +185,18 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
     python("import sys, lzero_async.testing; assert 'torch' not in sys.modules", ROOT, PYTHONPATH=str(ROOT))
 
 
-ORDER = ["errors types", "config", "clock gate adaptive trace", "stats", "weights queues threads", "shell", "stages evaluator",
-         "coordinator", "loop", "testing"]
+ORDER = [
+    "errors types",
+    "config",
+    "clock gate adaptive trace",
+    "stats",
+    "weights queues threads",
+    "shell",
+    "stages evaluator",
+    "coordinator",
+    "loop",
+    "testing",
+]
 
 
 def test_left_never_imports_right() -> None:
@@ -163,9 +220,27 @@ def test_only_one_module_starts_threads() -> None:
 def test_the_public_names_are_pinned() -> None:
     assert sorted(lzero_async.__all__) == lzero_async.__all__
     assert set(lzero_async.__all__) == {
-        "AsyncTrainingCoordinator", "Batch", "BoundedQueue", "CollectContext", "ConfigError", "CoordinatorClosed",
-        "DegreeChange", "EvalContext", "EvalResult", "Gate", "GateTimeout", "LzeroAsyncError", "QueueClosed",
-        "QueueStatistics", "RunResult", "Snapshot", "Stopped", "TrainReport", "WeightStore", "read_trace", "run",
+        "AsyncTrainingCoordinator",
+        "Batch",
+        "BoundedQueue",
+        "CollectContext",
+        "ConfigError",
+        "CoordinatorClosed",
+        "DegreeChange",
+        "EvalContext",
+        "EvalResult",
+        "Gate",
+        "GateTimeout",
+        "LzeroAsyncError",
+        "QueueClosed",
+        "QueueStatistics",
+        "RunResult",
+        "Snapshot",
+        "Stopped",
+        "TrainReport",
+        "WeightStore",
+        "read_trace",
+        "run",
     }
     for name in lzero_async.__all__:
         assert getattr(lzero_async, name).__doc__

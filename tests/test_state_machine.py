@@ -29,11 +29,20 @@ class NoWaiter:
 
 
 class ShellMachine(RuleBasedStateMachine):
-    @initialize(degree=st.integers(0, 4), workers=st.integers(1, 3), policy=st.sampled_from(POLICIES),
-                publish_every=st.integers(1, 3), ahead=st.integers(0, 2))
+    @initialize(
+        degree=st.integers(0, 4),
+        workers=st.integers(1, 3),
+        policy=st.sampled_from(POLICIES),
+        publish_every=st.integers(1, 3),
+        ahead=st.integers(0, 2),
+    )
     def start(self, degree: int, workers: int, policy: str, publish_every: int, ahead: int) -> None:
-        self.options = {"num_collectors": workers, "staleness_policy": policy,
-                        "publish_every": min(publish_every, degree + 1), "max_train_ahead": ahead if degree else 0}
+        self.options = {
+            "num_collectors": workers,
+            "staleness_policy": policy,
+            "publish_every": min(publish_every, degree + 1),
+            "max_train_ahead": ahead if degree else 0,
+        }
         self.coordinator = AsyncTrainingCoordinator(degree, **self.options)
         self.forget()
         self.highest = degree
@@ -188,8 +197,14 @@ class ShellMachine(RuleBasedStateMachine):
 
 def machine(examples: int, steps: int) -> type:
     case = type("Case", (ShellMachine.TestCase,), {})
-    case.settings = settings(max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=True,
-                             database=None, suppress_health_check=list(HealthCheck))
+    case.settings = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     return case
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,24 +18,37 @@ from lzero_async import AsyncTrainingCoordinator, ConfigError, read_trace
 from lzero_async.stats import format_box
 from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, VirtualClock
 
+DOCUMENTED = """
+mode collect_count train_count eval_count collect_train_lag max_lag collect_avg_time train_avg_time eval_avg_time
+collect_total_time train_total_time eval_total_time collect_wait_time train_wait_time overlap_efficiency staleness_mean
+staleness_max sample_age_mean sample_age_max dropped failed abandoned restarts
+"""
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def traced_run(path: Path, **settings) -> dict:
     with VirtualClock() as clock:
         learner = FakeLearner(clock, 2.0)
-        with AsyncTrainingCoordinator(2, num_collectors=2, get_weights=learner.get_weights, clock=clock, trace=path,
-                                      **settings) as coordinator:
-            return coordinator.run(FakeCollector(clock, 3.0), learner, FakeEvaluator(clock, 4.0), eval_every=5,
-                                   max_train=10).statistics
+        with AsyncTrainingCoordinator(
+            2, num_collectors=2, get_weights=learner.get_weights, clock=clock, trace=path, **settings
+        ) as coordinator:
+            return coordinator.run(
+                FakeCollector(clock, 3.0), learner, FakeEvaluator(clock, 4.0), eval_every=5, max_train=10
+            ).statistics
 
 
 def test_the_box_starts_with_the_lines_that_users_know() -> None:
     with VirtualClock() as clock:
         coordinator = AsyncTrainingCoordinator(5, clock=clock)
         learner = FakeLearner(clock, 1.82)
-        stats = coordinator.run(FakeCollector(clock, 2.35), learner, FakeEvaluator(clock, 8.67), eval_every=5,
-                                max_train=10, print_statistics=False).statistics
+        stats = coordinator.run(
+            FakeCollector(clock, 2.35),
+            learner,
+            FakeEvaluator(clock, 8.67),
+            eval_every=5,
+            max_train=10,
+            print_statistics=False,
+        ).statistics
         coordinator.close()
     stats |= {"collect_count": 150, "train_count": 145, "collect_train_lag": 5}
     lines = format_box(stats).splitlines()
@@ -58,10 +72,7 @@ def test_every_documented_key_is_there() -> None:
     with AsyncTrainingCoordinator(0) as coordinator:
         stats = coordinator.get_statistics()
         coordinator.print_statistics()
-    for key in ("mode collect_count train_count eval_count collect_train_lag max_lag collect_avg_time train_avg_time "
-                "eval_avg_time collect_total_time train_total_time eval_total_time collect_wait_time train_wait_time "
-                "overlap_efficiency staleness_mean staleness_max sample_age_mean sample_age_max dropped failed abandoned "
-                "restarts").split():
+    for key in DOCUMENTED.split():
         assert key in stats
     documented = (ROOT / "docs" / "statistics.md").read_text()
     assert [key for key in stats if f"`{key}`" not in documented] == []
@@ -101,7 +112,7 @@ def test_the_trace_has_a_track_per_role_and_worker_and_every_span(tmp_path: Path
         by_track.setdefault(event["tid"], []).append(event)
     for mine in by_track.values():
         mine.sort(key=lambda e: e["ts"])
-        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.2 for a, b in zip(mine, mine[1:], strict=False))
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.2 for a, b in pairwise(mine))
 
 
 def test_background_evaluations_have_their_own_track(tmp_path: Path) -> None:
@@ -127,8 +138,12 @@ def test_a_killed_run_leaves_a_readable_trace(tmp_path: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         coordinator.run(lambda context: None, train)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == -signal.SIGKILL
     assert len([e for e in read_trace(path) if e["ph"] == "X"]) > 300
     text = path.read_text()
@@ -145,12 +160,18 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path: Path) -> None:
         from lzero_async import AsyncTrainingCoordinator
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
-        with AsyncTrainingCoordinator(1, trace={str(tmp_path / 'trace.json')!r}) as coordinator:
+        with AsyncTrainingCoordinator(1, trace={str(tmp_path / "trace.json")!r}) as coordinator:
             result = coordinator.run(lambda context: None, lambda batch: None, max_train=500)
         assert result.statistics["train_count"] == 500
     """
     assert resource.RLIMIT_FSIZE >= 0
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, check=False, text=True,
-                          capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        check=False,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
     assert "training goes on without it" in done.stderr

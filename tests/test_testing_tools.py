@@ -16,7 +16,9 @@ def test_virtual_time_passes_only_when_everybody_waits() -> None:
     with VirtualClock() as clock:
         group = ThreadGroup(clock, "lzero-test")
         for name, pause in (("a", 3.0), ("b", 2.0)):
-            group.start(name, lambda n=name, p=pause: [(clock.sleep(p), log.append((n, clock.now()))) for _ in range(3)])
+            group.start(
+                name, lambda n=name, p=pause: [(clock.sleep(p), log.append((n, clock.now()))) for _ in range(3)]
+            )
         group.join(None)
         assert clock.now() == 9
     assert log == [("b", 2), ("a", 3), ("b", 4), ("a", 6), ("b", 6), ("a", 9)]
@@ -102,7 +104,9 @@ def test_synchronous_evaluation_costs_the_learner_and_background_evaluation_noth
 
 
 def test_the_simulator_repeats_itself_and_follows_its_seed() -> None:
-    runs = [simulate(lognormal(1, 1), lognormal(1, 1), num_collectors=3, off_policy_degree=3, seed=s) for s in (1, 1, 2)]
+    runs = [
+        simulate(lognormal(1, 1), lognormal(1, 1), num_collectors=3, off_policy_degree=3, seed=s) for s in (1, 1, 2)
+    ]
     assert runs[0] == runs[1] != runs[2]
     assert sum(runs[0].staleness.values()) == 1000
     assert max(runs[0].staleness) <= 3

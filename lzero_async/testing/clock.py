@@ -86,7 +86,9 @@ class VirtualClock:
         while not self._ready:
             if not self._timers:
                 if self._waiting:
-                    self._release_all(f"all {len(self._waiting)} threads wait at {self._time:.6g} s and no timer is left")
+                    self._release_all(
+                        f"all {len(self._waiting)} threads wait at {self._time:.6g} s and no timer is left"
+                    )
                 return
             when, _, place = heapq.heappop(self._timers)
             if place in self._waiting:

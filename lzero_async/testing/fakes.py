@@ -48,8 +48,15 @@ class FakeCollector(_FakeStage):
 class FakeLearner(_FakeStage):
     """A train that keeps its batches' ids, the largest staleness, and a weight that counts the trains."""
 
-    def __init__(self, clock: Clock, seconds: Distribution, *, seed: int = 0, fail_at: Collection[int] = (),
-                 drift: float | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        seconds: Distribution,
+        *,
+        seed: int = 0,
+        fail_at: Collection[int] = (),
+        drift: float | None = None,
+    ) -> None:
         super().__init__(clock, seconds, seed=seed, fail_at=fail_at)
         self._drift = drift
         self.trained: list[int] = []

@@ -53,16 +53,44 @@ def simulate(
     seed: int = 0,
 ) -> Simulation:
     """Run the pipeline for `trains` trains in virtual time. Each worker draws its durations from its own stream."""
-    return _Pipeline(collect, train, eval, num_collectors, off_policy_degree, trains, eval_every, async_eval, policy,
-                     publish_every, adaptive, seed).run()
+    return _Pipeline(
+        collect,
+        train,
+        eval,
+        num_collectors,
+        off_policy_degree,
+        trains,
+        eval_every,
+        async_eval,
+        policy,
+        publish_every,
+        adaptive,
+        seed,
+    ).run()
 
 
 class _Pipeline:
-    def __init__(self, collect: Distribution, train: Distribution, eval: Distribution | None, num_collectors: int,
-                 degree: int, trains: int, eval_every: int, async_eval: bool, policy: Policy, publish_every: int,
-                 adaptive: AdaptiveDegree | None, seed: int) -> None:
-        self.gate = Gate(adaptive.degree if adaptive else degree, num_collectors=num_collectors, policy=policy,
-                         publish_every=publish_every)
+    def __init__(
+        self,
+        collect: Distribution,
+        train: Distribution,
+        eval: Distribution | None,
+        num_collectors: int,
+        degree: int,
+        trains: int,
+        eval_every: int,
+        async_eval: bool,
+        policy: Policy,
+        publish_every: int,
+        adaptive: AdaptiveDegree | None,
+        seed: int,
+    ) -> None:
+        self.gate = Gate(
+            adaptive.degree if adaptive else degree,
+            num_collectors=num_collectors,
+            policy=policy,
+            publish_every=publish_every,
+        )
         self.durations = {"collect": collect, "train": train, "eval": 0.0 if eval is None else eval}
         self.trains, self.eval_every, self.async_eval = trains, eval_every if eval is not None else 0, async_eval
         self.adaptive, self.seed = adaptive, seed
@@ -89,12 +117,18 @@ class _Pipeline:
         wall, gate, n = self.now, self.gate, self.gate.num_collectors
         usable = min(n, max(1, gate.degree))
         return Simulation(
-            wall=wall, trains=self.trains, throughput=self.trains / wall,
+            wall=wall,
+            trains=self.trains,
+            throughput=self.trains / wall,
             learner_idle=1 - (self.busy["train"] + (0 if self.async_eval else self.busy["eval"])) / wall,
             collector_idle=1 - self.busy["collect"] / (n * wall),
             overlap_efficiency=max(self.busy["collect"] / usable, self.busy["train"]) / wall,
-            mean_lag=_mean(self.lag), mean_staleness=_mean(self.staleness), lag=dict(self.lag),
-            staleness=dict(self.staleness), dropped=gate.dropped, degrees=tuple(self.degrees),
+            mean_lag=_mean(self.lag),
+            mean_staleness=_mean(self.staleness),
+            lag=dict(self.lag),
+            staleness=dict(self.staleness),
+            dropped=gate.dropped,
+            degrees=tuple(self.degrees),
             finished_at=tuple(self.finished_at),
         )
 

@@ -49,7 +49,9 @@ class _Node:
         return steps[::-1]
 
 
-def walk(make_gate: Callable[[], Gate], budget: Budget | None = None, degrees: tuple[int, ...] = (0, 1, 2, 3, 4)) -> WalkResult:
+def walk(
+    make_gate: Callable[[], Gate], budget: Budget | None = None, degrees: tuple[int, ...] = (0, 1, 2, 3, 4)
+) -> WalkResult:
     """Visit every state that `make_gate()` can reach within `budget`; raise WalkFailure at the first broken one."""
     start = _Node(make_gate(), budget or Budget(), None)
     seen = {_key(start)}
@@ -101,8 +103,7 @@ def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _
                 yield False, _after(node, f"degree {degree}", partial(_set_degree, degree=degree), interrupts=True)
     if left.interruptions:
         for keep in (True, False):
-            yield False, _after(node, f"resume keep={keep}",
-                                partial(_resume, keep_waiting=keep), interrupts=True)
+            yield False, _after(node, f"resume keep={keep}", partial(_resume, keep_waiting=keep), interrupts=True)
 
 
 def _after(node: _Node, step: str, act: Callable[[Gate], object], *, interrupts: bool = False) -> _Node:
@@ -168,7 +169,12 @@ def _key(node: _Node) -> tuple[Any, ...]:
     """What the future depends on; versions count from the current one."""
     gate, now = node.gate, node.gate.version
     return (
-        gate.degree, gate.running, now - gate.published, gate.replays_in_row, gate.trained > 0, gate.admitted,
+        gate.degree,
+        gate.running,
+        now - gate.published,
+        gate.replays_in_row,
+        gate.trained > 0,
+        gate.admitted,
         tuple((now - t.version, t.deadline - now) for t in gate.waiting),
         tuple(sorted((now - t.version, t.deadline - now) for t in gate.tickets.values())),
         node.left.interruptions,

@@ -108,28 +108,42 @@ class Report:
         print(f"  {'PASS' if self.passed else 'FAIL'}", flush=True)
 
 
-def run_stages(clock: Clock, degree: int, *, async_eval: bool = False, buffer_size: int = 10_000,
-               batch_size: int = 256) -> tuple[Stages, AsyncTrainingCoordinator, dict[str, Any]]:
+def run_stages(
+    clock: Clock, degree: int, *, async_eval: bool = False, buffer_size: int = 10_000, batch_size: int = 256
+) -> tuple[Stages, AsyncTrainingCoordinator, dict[str, Any]]:
     """Run the three stages for TRAINS trains."""
     stages = Stages(clock)
-    with AsyncTrainingCoordinator(degree, async_eval, buffer_size, batch_size, get_weights=stages.get_weights,
-                                  clock=clock) as coordinator:
+    with AsyncTrainingCoordinator(
+        degree, async_eval, buffer_size, batch_size, get_weights=stages.get_weights, clock=clock
+    ) as coordinator:
         stages.coordinator = coordinator
-        result = coordinator.run(stages.collect, stages.train, stages.evaluate, eval_every=EVAL_EVERY, max_train=TRAINS,
-                                 print_statistics=False)
+        result = coordinator.run(
+            stages.collect,
+            stages.train,
+            stages.evaluate,
+            eval_every=EVAL_EVERY,
+            max_train=TRAINS,
+            print_statistics=False,
+        )
     return stages, coordinator, result.statistics
 
 
 def check_common(report: Report, stages: Stages, coordinator: AsyncTrainingCoordinator, stats: dict[str, Any]) -> None:
     """What holds in every mode: each batch is trained once and the bound is kept."""
     bound = max(1, coordinator.off_policy_degree)
-    report.check(stats["collect_count"] == stats["train_count"] == TRAINS,
-                 f"every batch trained once: {stats['collect_count']} collects, {stats['train_count']} trains")
+    report.check(
+        stats["collect_count"] == stats["train_count"] == TRAINS,
+        f"every batch trained once: {stats['collect_count']} collects, {stats['train_count']} trains",
+    )
     report.check(stages.max_lag <= bound, f"max lag {stages.max_lag}, allowed {bound}")
-    report.check(max(stages.staleness) <= coordinator.off_policy_degree,
-                 f"max staleness {max(stages.staleness)}, allowed {coordinator.off_policy_degree}")
-    report.check(all(version == weights for version, weights in stages.eval_weights) and bool(stages.eval_weights),
-                 f"{len(stages.eval_weights)} evaluation(s), each on the weights of its own version")
+    report.check(
+        max(stages.staleness) <= coordinator.off_policy_degree,
+        f"max staleness {max(stages.staleness)}, allowed {coordinator.off_policy_degree}",
+    )
+    report.check(
+        all(version == weights for version, weights in stages.eval_weights) and bool(stages.eval_weights),
+        f"{len(stages.eval_weights)} evaluation(s), each on the weights of its own version",
+    )
 
 
 def check_wall(report: Report, stats: dict[str, Any], ideal: float, exact: bool) -> None:
@@ -149,8 +163,10 @@ def check_sync(clock: Clock, exact: bool) -> Report:
         expected += ["collect", "train"] + (["eval"] if train % EVAL_EVERY == 0 else [])
     order = [name for what, name in stages.events if what == "start"]
     report.check(order == expected, f"order: {', '.join(order[:4])}, ... as in a serial loop")
-    report.check(not any(stages.overlaps(a, b) for a, b in (("collect", "train"), ("collect", "eval"), ("train", "eval"))),
-                 "no two stages ran at the same time")
+    report.check(
+        not any(stages.overlaps(a, b) for a, b in (("collect", "train"), ("collect", "eval"), ("train", "eval"))),
+        "no two stages ran at the same time",
+    )
     check_common(report, stages, coordinator, stats)
     check_wall(report, stats, TRAINS * (COLLECT + TRAIN) + TRAINS // EVAL_EVERY * EVAL, exact)
     return report
@@ -240,11 +256,18 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the modes asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=[*MODES, "all"], default="all", help="which schedule to check (default: all)")
-    parser.add_argument("--clock", choices=["real", "virtual"], default="real",
-                        help="real: the stages sleep, about 2 s a mode; virtual: exact and at once (default: real)")
+    parser.add_argument(
+        "--clock",
+        choices=["real", "virtual"],
+        default="real",
+        help="real: the stages sleep, about 2 s a mode; virtual: exact and at once (default: real)",
+    )
     options = parser.parse_args(arguments)
-    print(f"Stages that wait: collect {COLLECT:g}s, train {TRAIN:g}s, evaluation {EVAL:g}s; {TRAINS} trains, an evaluation "
-          f"every {EVAL_EVERY}; {options.clock} clock.", flush=True)
+    print(
+        f"Stages that wait: collect {COLLECT:g}s, train {TRAIN:g}s, evaluation {EVAL:g}s; {TRAINS} trains, an evaluation "
+        f"every {EVAL_EVERY}; {options.clock} clock.",
+        flush=True,
+    )
     failed: list[str] = []
     modes = list(MODES) if options.mode == "all" else [options.mode]
     for mode in modes:
