@@ -274,6 +274,7 @@ class _Run:
         """Wait for the roles to end; when one failed or the stop is not patient, only for a moment."""
         threads, shell = self.coordinator.threads, self.coordinator.shell
         hurry: float | None = None
+        changes = 0
         while threads.alive():
             if hurry is None and (
                 threads.failures or self.failure or shell.closed or (shell.is_set() and not self.patient)
@@ -286,7 +287,7 @@ class _Run:
             if left is not None and left <= 0:
                 log.warning("left behind, still inside their functions: %s", ", ".join(threads.alive()))
                 break
-            threads.wait_for_change(left)
+            changes = threads.wait_for_change(changes, left)
         for error in threads.failures:
             self._fail(error)
 

@@ -60,7 +60,8 @@ class GateShell:
     def request_collect(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         """Ask to start a collect."""
         with self.lock:
-            self._raise_if_stopped()
+            if self._stop is not None:
+                self._raise_if_stopped()
             if (ticket := self._try_collect()) is not None:
                 return ticket
             return self._park(Parked("collect", make_waiter(), self.clock.now()))
@@ -70,11 +71,14 @@ class GateShell:
     ) -> Ticket | Parked:
         """Ask to commit a finished collect; after a stop it is committed or abandoned without waiting."""
         with self.lock:
-            self.recorder.ran("collect", start, end)
             self.data[ticket.id] = data
             if self._try_commit(ticket):
+                lag = len(self.gate.waiting)
                 self._settle()
+                self.recorder.ran("collect", start, end)
+                self.recorder.lag_is(lag)
                 return ticket
+            self.recorder.ran("collect", start, end)
             parked = self._park(Parked("commit", make_waiter(), end, ticket))
             if self._stop is not None:
                 self._settle()
@@ -83,9 +87,13 @@ class GateShell:
     def request_train(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         """Ask to train the oldest batch, or, if none waits and the rules allow it, to replay."""
         with self.lock:
-            self._raise_if_stopped()
-            if not self._lines["train"] and (ticket := self._start_train()) is not None:
+            if self._stop is not None:
+                self._raise_if_stopped()
+            gate = self.gate
+            may_start = gate.waiting or gate.max_train_ahead
+            if may_start and not self._lines["train"] and (ticket := self._start_train()) is not None:
                 self._settle()
+                self._count_start(ticket)
                 return ticket
             parked = self._park(Parked("train", make_waiter(), self.clock.now()))
             parked.held_back = self._collectors_are_held_back()
@@ -101,20 +109,20 @@ class GateShell:
 
     def served(self, parked: Parked) -> Ticket:
         """After the wait: what was granted, or the error that ended it. A commit that timed out stays in line."""
+        if parked.grant is not None:
+            return parked.grant
         with self.lock:
-            waited = self.clock.now() - parked.since
-            self.recorder.waited("collect" if parked.kind == "commit" else parked.kind, waited)
-            if parked.grant is None and parked.error is None:
-                why = self._explain(parked)
-                if parked.kind != "commit":
-                    self._lines[parked.kind].remove(parked)
-                raise GateTimeout(f"Waited {waited:.3g} s in vain to {_DOING[parked.kind]}: {why}.")
-            if parked.kind == "train":
-                self._starved = parked.held_back
+            if parked.grant is not None:
+                return parked.grant
             if parked.error is not None:
                 raise parked.error
-            assert parked.grant is not None
-            return parked.grant
+            why = self._explain(parked)
+            if parked.kind != "commit":
+                self._lines[parked.kind].remove(parked)
+                self._count_wait(parked)
+            raise GateTimeout(
+                f"Waited {self.clock.now() - parked.since:.3g} s in vain to {_DOING[parked.kind]}: {why}."
+            )
 
     def withdraw(self, parked: Parked) -> None:
         """The waiting call was interrupted: leave the line, or give back what was granted meanwhile. A finished collect
@@ -153,12 +161,12 @@ class GateShell:
             self._forget(gate.finish_train())
             if done is not None:
                 del self.data[done]
-            self.recorder.ran("replay" if replay else "train", start, end)
             if published:
                 gate.publish()
             starved, self._starved = self._starved, False
             then(result, starved)
             self._settle()
+            self.recorder.ran("replay" if replay else "train", start, end)
 
     def fail_train(self) -> None:
         """A train raised: its batch stays first in line."""
@@ -269,6 +277,7 @@ class GateShell:
             if self._try_commit(parked.ticket):
                 line.remove(parked)
                 self._serve(parked, parked.ticket)
+                self.recorder.lag_is(len(self.gate.waiting))
                 return True
         if self._stop is not None:
             hope = self._patient and (self.gate.running in ("train", "replay") or len(self.gate.tickets) > len(line))
@@ -285,14 +294,23 @@ class GateShell:
         return parked
 
     def _serve(self, parked: Parked, grant: Ticket) -> None:
+        """Wake first: what is counted after that overlaps with the time the other thread takes to wake up."""
         parked.grant = grant
         parked.waiter.wake()
+        self._count_wait(parked)
+        if parked.kind == "train":
+            self._starved = parked.held_back
+            self._count_start(grant)
 
     def _release(self, parked: Parked, error: Stopped | None = None) -> None:
         error = error or self._stop
         assert error is not None
+        self._count_wait(parked)
         parked.error = type(error)(*error.args)
         parked.waiter.wake()
+
+    def _count_wait(self, parked: Parked) -> None:
+        self.recorder.waited("collect" if parked.kind == "commit" else parked.kind, self.clock.now() - parked.since)
 
     def _raise_if_stopped(self) -> None:
         if self._stop is not None:
@@ -326,13 +344,15 @@ class GateShell:
     def _start_train(self) -> Ticket | None:
         gate = self.gate
         if gate.train_rule() is None:
-            ticket = gate.start_train()
-            self.recorder.train_started(gate.version - ticket.version)
-            return ticket
+            return gate.start_train()
         if gate.max_train_ahead and gate.replay_rule() is None:
             gate.start_replay()
             return REPLAY
         return None
+
+    def _count_start(self, ticket: Ticket) -> None:
+        if ticket is not REPLAY:
+            self.recorder.train_started(self.gate.version - ticket.version)
 
     def _start_eval(self) -> Ticket:
         self.gate.start_eval()
@@ -343,7 +363,6 @@ class GateShell:
         if dropped is None:
             return False
         self._forget(dropped)
-        self.recorder.lag_is(len(self.gate.waiting))
         return True
 
     def _abandon(self, ticket: Ticket) -> None:

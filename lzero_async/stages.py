@@ -35,8 +35,13 @@ class Stage:
         """Ask the gate to let this stage start."""
         raise AssertionError
 
-    def enter(self, ticket: Ticket) -> Any:
-        """The stage may start: return what its function gets."""
+    def enter(self, ticket: Ticket) -> None:
+        """The stage may start."""
+        self.ticket = ticket
+        self.start = self.shell.clock.now()
+
+    def context(self) -> Any:
+        """What the function gets if it wants it."""
         raise AssertionError
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
@@ -73,9 +78,8 @@ class CollectStage(Stage):
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         return self.shell.request_collect(make_waiter)
 
-    def enter(self, ticket: Ticket) -> CollectContext:
-        self.ticket = ticket
-        self.start = self.shell.clock.now()
+    def context(self) -> CollectContext:
+        ticket = self.ticket
         return CollectContext(self.worker, ticket.id, ticket.version, self.weights.latest(), self.shell)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
@@ -92,7 +96,7 @@ class CollectStage(Stage):
 class TrainStage(Stage):
     """A train of the oldest batch, or a replay; publishes the weights when they are due."""
 
-    __slots__ = ("_after", "_before", "_get_weights", "_learner", "_retries", "_staleness")
+    __slots__ = ("_after", "_before", "_get_weights", "_learner", "_retries")
 
     def __init__(
         self,
@@ -110,22 +114,22 @@ class TrainStage(Stage):
         self._retries = retries
         self._learner = learner
         self._before: Mapping[str, Any] | None = None
-        self._staleness = 0
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         return self.shell.request_train(make_waiter)
 
-    def enter(self, ticket: Ticket) -> Batch:
-        shell = self.shell
+    def enter(self, ticket: Ticket) -> None:
         self.ticket = ticket
         if self._retries and self._learner is not None:
             self._before = self._learner.state_dict()
-        self.start = shell.clock.now()
-        version = shell.gate.version
+        self.start = self.shell.clock.now()
+
+    def context(self) -> Batch:
+        shell, ticket = self.shell, self.ticket
         if ticket is REPLAY:
-            return Batch(-1, None, version, 0, True, shell)
-        self._staleness = version - ticket.version
-        return Batch(ticket.id, shell.data[ticket.id], ticket.version, self._staleness, False, shell)
+            return Batch(-1, None, shell.gate.version, 0, True, shell)
+        staleness = shell.gate.version - ticket.version
+        return Batch(ticket.id, shell.data[ticket.id], ticket.version, staleness, False, shell)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
         shell, gate = self.shell, self.shell.gate
@@ -144,7 +148,13 @@ class TrainStage(Stage):
                 self.trace.span(LEARNER, "replay", self.start, end, version=version)
             else:
                 self.trace.span(
-                    LEARNER, "train", self.start, end, batch=self.ticket.id, version=version, staleness=self._staleness
+                    LEARNER,
+                    "train",
+                    self.start,
+                    end,
+                    batch=self.ticket.id,
+                    version=version,
+                    staleness=version - 1 - self.ticket.version,
                 )
         return None
 
@@ -173,11 +183,9 @@ class EvalStage(Stage):
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         return self.shell.request_eval(make_waiter)
 
-    def enter(self, ticket: Ticket) -> EvalContext:
-        self.ticket = ticket
-        self.start = self.shell.clock.now()
+    def context(self) -> EvalContext:
         snapshot = self.weights.latest()
-        return EvalContext(ticket.version if snapshot is None else snapshot.version, snapshot, self.shell)
+        return EvalContext(self.ticket.version if snapshot is None else snapshot.version, snapshot, self.shell)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
         end = self.shell.clock.now()
@@ -197,8 +205,8 @@ def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeo
     ticket = asked if isinstance(asked, Ticket) else _block(stage, asked, timeout)
     while True:
         try:
-            context = stage.enter(ticket)
-            result = fn(context) if with_context else fn()
+            stage.enter(ticket)
+            result = fn(stage.context()) if with_context else fn()
             break
         except BaseException as error:
             if not stage.recover(error):
@@ -231,8 +239,8 @@ async def run_awaitable(
     ticket = asked if isinstance(asked, Ticket) else await _pause(stage, asked, timeout)
     while True:
         try:
-            context = stage.enter(ticket)
-            result = await (fn(context) if with_context else fn())
+            stage.enter(ticket)
+            result = await (fn(stage.context()) if with_context else fn())
             break
         except BaseException as error:
             if not stage.recover(error):

@@ -19,8 +19,7 @@ class ThreadGroup:
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
         self._changes = 0
-        self._seen = 0
-        self._watcher: Waiter | None = None
+        self._watchers: list[Waiter] = []
         self.failures: list[BaseException] = []
 
     def start(self, name: str, target: Callable[[], object]) -> None:
@@ -50,34 +49,37 @@ class ThreadGroup:
             return list(self._threads)
 
     def nudge(self) -> None:
-        """Make `wait_for_change` return."""
+        """Count a change and wake everybody in `wait_for_change`."""
         with self._lock:
             self._changes += 1
-            watcher, self._watcher = self._watcher, None
-        if watcher is not None:
+            watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
             watcher.wake()
 
-    def wait_for_change(self, timeout: float | None = None) -> bool:
-        """Wait until a thread ended or `nudge` was called since the last call; return whether that was so."""
+    def wait_for_change(self, since: int, timeout: float | None = None) -> int:
+        """Wait until there were more than `since` changes (threads that ended, and nudges); return their number."""
         with self._lock:
-            if self._changes != self._seen:
-                self._seen = self._changes
-                return True
-            waiter = self._watcher = self._clock.waiter()
-        changed = waiter.wait(timeout)
-        with self._lock:
-            self._watcher = None
-            self._seen = self._changes
-        return changed
+            if self._changes > since:
+                return self._changes
+            waiter = self._clock.waiter()
+            self._watchers.append(waiter)
+        try:
+            waiter.wait(timeout)
+        finally:
+            with self._lock:
+                if waiter in self._watchers:
+                    self._watchers.remove(waiter)
+        return self._changes
 
     def join(self, timeout: float | None) -> list[str]:
         """Wait until all threads have ended or the time is over; return the names of those that are left."""
         deadline = None if timeout is None else self._clock.now() + timeout
+        changes = 0
         while left := self.alive():
             remaining = None if deadline is None else deadline - self._clock.now()
             if remaining is not None and remaining <= 0:
                 return left
-            self.wait_for_change(remaining)
+            changes = self.wait_for_change(changes, remaining)
         return []
 
 

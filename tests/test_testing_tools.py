@@ -111,3 +111,15 @@ def test_the_simulator_repeats_itself_and_follows_its_seed() -> None:
     assert sum(runs[0].staleness.values()) == 1000
     assert max(runs[0].staleness) <= 3
     assert max(runs[0].lag) <= 3
+
+
+def test_several_threads_can_wait_for_one_group() -> None:
+    """close() joins a group that run() is watching; both must see its end."""
+    with VirtualClock() as clock:
+        watched, watchers = ThreadGroup(clock, "lzero-watched"), ThreadGroup(clock, "lzero-watchers")
+        watched.start("worker", lambda: clock.sleep(1))
+        for name in ("one", "two"):
+            watchers.start(name, lambda: watched.join(None))
+        assert watched.join(5) == []
+        assert watchers.join(5) == []
+        assert clock.now() == 1

@@ -1,0 +1,85 @@
+"""Repeat a measurement, keep median and spread, compare it with its bar, print a table and write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One measured quantity: `limit` is a lower bound when `at_least`, an upper bound otherwise, or None to report only."""
+
+    name: str
+    limit: float | None
+    at_least: bool
+    measure: Callable[[], float]
+    repeats: int | None = None
+
+
+def run_bars(title: str, groups: dict[str, Callable[[], list[Bar]]], default_output: Path) -> int:
+    """Measure what the command line asks for; return 1 if a bar was missed."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument(
+        "--only", nargs="+", choices=list(groups), default=list(groups), help="measure only these groups"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each measurement (default: 5)")
+    parser.add_argument("--output", type=Path, default=default_output, help="JSON file to write (default: %(default)s)")
+    options = parser.parse_args()
+    rows = []
+    print(f"{'measurement':<74}{'median':>10}{'min':>10}{'max':>10}{'bar':>12}  met", flush=True)
+    for group in options.only:
+        for bar in groups[group]():
+            values = [bar.measure() for _ in range(bar.repeats or options.repeats)]
+            row = judge(group, bar, values)
+            rows.append(row)
+            print(format_row(row), flush=True)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.system()}
+    result = {"title": title, "made": time.strftime("%Y-%m-%d"), "machine": machine, "bars": rows}
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    missed = [row["name"] for row in rows if row["met"] is False]
+    print(f"\nwrote {options.output}; {len(rows) - len(missed)} of {len(rows)} without a miss")
+    return 1 if missed else 0
+
+
+def judge(group: str, bar: Bar, values: list[float]) -> dict:
+    """The row of one bar; the median decides."""
+    median = statistics.median(values)
+    met = None
+    if bar.limit is not None:
+        met = median >= bar.limit if bar.at_least else median <= bar.limit
+    limit = None if bar.limit is None else f"{'>=' if bar.at_least else '<='} {bar.limit:g}"
+    return {
+        "group": group,
+        "name": bar.name,
+        "median": median,
+        "min": min(values),
+        "max": max(values),
+        "repeats": len(values),
+        "bar": limit,
+        "met": met,
+    }
+
+
+def format_row(row: dict) -> str:
+    """One line of the table."""
+    numbers = "".join(f"{row[key]:>10.4g}" for key in ("median", "min", "max"))
+    verdict = {True: "yes", False: "NO", None: ""}[row["met"]]
+    return f"{row['group'] + ': ' + row['name']:<74}{numbers}{row['bar'] or '':>12}  {verdict}"
+
+
+def main_guard(run: Callable[[], int]) -> None:
+    """Exit with the result of `run`, quietly on Ctrl+C."""
+    try:
+        sys.exit(run())
+    except KeyboardInterrupt:
+        sys.exit(130)
