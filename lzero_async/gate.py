@@ -169,7 +169,7 @@ class Gate:
     def _line_up(self, ticket_id: int) -> list[Ticket]:
         self.waiting.append(self._close(ticket_id))
         self.committed += 1
-        return self._drop_expired()
+        return self._drop_expired() if self.policy == "drop" else []
 
     def fail(self, ticket_id: int) -> None:
         """Give back the ticket of a collect that raised."""
@@ -205,7 +205,7 @@ class Gate:
             raise GateError(f"Nothing trains, so nothing can finish: the learner is {self.running or 'idle'}.")
         self.running = None
         self.version += 1
-        return self._drop_expired()
+        return self._drop_expired() if self.policy == "drop" else []
 
     def fail_train(self) -> None:
         """Take back the running train or replay: nothing is counted and its batch stays first in line."""
@@ -306,7 +306,8 @@ class Gate:
         fresh.version = fresh.published = version
         fresh.waiting = kept
         fresh.abandoned += len(tickets) + len(waiting) - len(kept)
-        fresh._drop_expired()
+        if fresh.policy == "drop":
+            fresh._drop_expired()
         if wrong := fresh.violations():
             raise ConfigError(f"The saved state is not consistent ({wrong[0]}); use another checkpoint.")
         self.__dict__.update(fresh.__dict__)
@@ -320,8 +321,6 @@ class Gate:
             raise GateError(f"Ticket {ticket_id} is not open: it was committed or given back before.") from None
 
     def _drop_expired(self) -> list[Ticket]:
-        if self.policy != "drop":
-            return []
         dropped: list[Ticket] = []
         if self.running in (None, "eval"):
             while self.waiting and self.waiting[0].deadline < self.version:

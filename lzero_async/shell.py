@@ -47,6 +47,7 @@ class GateShell:
         self.recorder = Recorder()
         self.data: dict[int, Any] = {}
         self._lines: dict[str, deque[Parked]] = {kind: deque() for kind in ("collect", "commit", "train", "eval")}
+        self._order = tuple(self._lines[kind] for kind in ("commit", "eval", "train", "collect"))
         self._sleepers: dict[int, Waiter] = {}
         self._max_collect: int | None = None
         self._max_train: int | None = None
@@ -158,13 +159,14 @@ class GateShell:
             gate = self.gate
             replay = gate.running == "replay"
             done = None if replay else gate.waiting[0].id
-            self._forget(gate.finish_train())
+            if dropped := gate.finish_train():
+                self._forget(dropped)
             if done is not None:
                 del self.data[done]
             if published:
                 gate.publish()
-            starved, self._starved = self._starved, False
-            then(result, starved)
+            then(result, self._starved)
+            self._starved = False
             self._settle()
             self.recorder.ran("replay" if replay else "train", start, end)
 
@@ -254,20 +256,20 @@ class GateShell:
 
     def _settle(self) -> None:
         """Serve every parked request that the state now allows."""
-        gate, lines = self.gate, self._lines
-        while any(lines.values()):
-            if lines["commit"] and self._serve_commits():
+        commits, evals, trains, collects = self._order
+        while commits or evals or trains or collects:
+            if commits and self._serve_commits():
                 continue
-            if lines["eval"] and gate.eval_rule() is None:
-                self._serve(lines["eval"].popleft(), self._start_eval())
-            if lines["train"]:
+            if evals and self.gate.eval_rule() is None:
+                self._serve(evals.popleft(), self._start_eval())
+            if trains:
                 if (ticket := self._start_train()) is not None:
-                    self._serve(lines["train"].popleft(), ticket)
+                    self._serve(trains.popleft(), ticket)
                 elif self._drained():
-                    self._release(lines["train"].popleft(), Stopped("max_collect"))
-            if not lines["collect"] or (ticket := self._try_collect()) is None:
+                    self._release(trains.popleft(), Stopped("max_collect"))
+            if not collects or (ticket := self._try_collect()) is None:
                 return
-            self._serve(lines["collect"].popleft(), ticket)
+            self._serve(collects.popleft(), ticket)
 
     def _serve_commits(self) -> bool:
         """Commit the first parked collect that may; after a stop, abandon those that nothing can help any more."""
@@ -362,7 +364,8 @@ class GateShell:
         dropped = self.gate.try_commit(ticket.id)
         if dropped is None:
             return False
-        self._forget(dropped)
+        if dropped:
+            self._forget(dropped)
         return True
 
     def _abandon(self, ticket: Ticket) -> None:

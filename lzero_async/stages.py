@@ -70,7 +70,9 @@ class CollectStage(Stage):
     __slots__ = ("worker",)
 
     def __init__(self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None, worker: int) -> None:
-        super().__init__(shell, weights, trace)
+        self.shell = shell
+        self.weights = weights
+        self.trace = trace
         self.worker = worker
         if trace is not None:
             self.track = collector(worker)
