@@ -65,6 +65,11 @@ class AdaptiveDegree:
 
 
 def drift_of(result: Any) -> float | None:
-    """The drift signal in what a train function returned: a number, or a report with `drift`; None otherwise."""
+    """The drift signal in what a train function returned: a number (numpy's and torch's too), or a report with `drift`."""
     value = getattr(result, "drift", result)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"train_fn returned {value!r} as drift, which is not one number; return its mean.") from error

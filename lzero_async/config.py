@@ -28,6 +28,13 @@ def positive_number(name: str, value: Any, remedy: str = "") -> float:
     return float(value)
 
 
+def real_number(name: str, value: Any) -> float:
+    """`value` as a float that is not NaN, or a ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(float(value)):
+        raise ConfigError(f"{name} is {value!r}; it must be a number.")
+    return float(value)
+
+
 def one_of(name: str, value: Any, words: Iterable[str]) -> str:
     """`value` if it is one of `words`, or a ConfigError that lists them."""
     words = tuple(words)

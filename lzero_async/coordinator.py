@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import inspect
 import os
+import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,7 +26,7 @@ from lzero_async.config import (
     warn_about_collectors,
     whole_number,
 )
-from lzero_async.errors import ConfigError, CoordinatorClosed, GateTimeout, Stopped
+from lzero_async.errors import ConfigError, CoordinatorClosed, GateTimeout, LzeroAsyncError, Stopped
 from lzero_async.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, Job
 from lzero_async.gate import Gate, Policy
 from lzero_async.shell import GateShell
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 STATE_FORMAT: Final = 1
 ON_FAILURE: Final = ("raise", "restart")
+LEFT_BEHIND_PATIENCE: Final = 0.5
 _KEPT_CHANGES: Final = 1000
 
 
@@ -77,7 +82,7 @@ class AsyncTrainingCoordinator:
         train_retries: int = 0,
         learner: LearnerState | None = None,
         adaptive: bool = False,
-        min_degree: int = 1,
+        min_degree: int | None = None,
         max_degree: int | None = None,
         drift_threshold: float | None = None,
         get_weights: Callable[[], Any] | None = None,
@@ -107,12 +112,17 @@ class AsyncTrainingCoordinator:
         )
         self._adaptive: AdaptiveDegree | None = None
         if adaptive:
-            high = max_degree or max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
-            self._adaptive = AdaptiveDegree(degree, min_degree, high, drift_threshold)
-            gate.set_degree(min_degree)
+            low = 1 if min_degree is None else min_degree
+            high = max_degree
+            if high is None:
+                high = max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
+            self._adaptive = AdaptiveDegree(degree, low, high, drift_threshold)
+            gate.set_degree(low)
             gate.set_degree(degree)
-        elif drift_threshold is not None or max_degree is not None:
-            raise ConfigError("max_degree and drift_threshold belong to an adaptive degree; add adaptive=True.")
+        elif not (drift_threshold is None and max_degree is None and min_degree is None):
+            raise ConfigError(
+                "min_degree, max_degree and drift_threshold are for an adaptive degree; add adaptive=True."
+            )
         warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
         if how:
             print(how, flush=True)
@@ -126,6 +136,8 @@ class AsyncTrainingCoordinator:
         self.evaluator = BackgroundEvaluator(self.shell, eval_overlap, self._trace)
         self._changes: deque[DegreeChange] = deque(maxlen=_KEPT_CHANGES)
         self.threads = ThreadGroup(self.clock, "lzero")
+        self._running = threading.Lock()
+        self._left_behind = False
         if get_weights is not None:
             self.weights.publish(get_weights(), 0)
 
@@ -134,12 +146,12 @@ class AsyncTrainingCoordinator:
     def can_collect(self) -> bool:
         """Whether a collect could start now."""
         with self.shell.lock:
-            return self.shell.gate.collect_rule() is None
+            return not self.shell.is_set() and self.shell.gate.collect_rule() is None
 
     def can_train(self) -> bool:
         """Whether a batch could be trained now."""
         with self.shell.lock:
-            return self.shell.gate.train_rule() is None
+            return not self.shell.is_set() and self.shell.gate.train_rule() is None
 
     @property
     def collect_count(self) -> int:
@@ -225,6 +237,20 @@ class AsyncTrainingCoordinator:
             if not waiter.wait(timeout):
                 raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
 
+    def publish(self) -> None:
+        """Publish the learner's weights if they are newer than the published ones; call it while no train runs.
+
+        Done after every due train; needed by hand only after `get_weights` has raised there.
+        """
+        with self.shell.lock:
+            version, owed = self.shell.gate.version, self.shell.gate.publish_due and self.shell.gate.running is None
+        if owed:
+            if self._get_weights is not None:
+                self.weights.publish(self._get_weights(), version)
+            with self.shell.lock:
+                self.shell.gate.published = version
+            self.shell.settle()
+
     def poll_eval(self) -> EvalResult | None:
         """The newest finished background evaluation, or None; raises the exception of one that failed, once."""
         return self.evaluator.last()
@@ -294,6 +320,9 @@ class AsyncTrainingCoordinator:
             saved = _part(state, "gate")
             recorder = Recorder()
             recorder.load_state_dict(_part(state, "statistics"))
+            adaptive = copy.copy(self._adaptive)
+            if adaptive is not None and state.get("adaptive") is not None:
+                adaptive.load_state_dict(_part(state, "adaptive"))
             ids = _waiting_ids(saved)
             if batches is not None and len(batches) != len(ids):
                 raise ConfigError(f"The state has {len(ids)} waiting batches, but {len(batches)} were given.")
@@ -302,12 +331,13 @@ class AsyncTrainingCoordinator:
             data.clear()
             kept = {ticket.id for ticket in gate.waiting}
             data.update((i, item) for i, item in zip(ids, batches or (), strict=False) if i in kept)
-            if self._adaptive is not None and state.get("adaptive") is not None:
-                self._adaptive.load_state_dict(_part(state, "adaptive"))
-                gate.set_degree(self._adaptive.degree)
+            self._adaptive = adaptive
+            if adaptive is not None:
+                gate.set_degree(adaptive.degree)
             version = gate.version
         if self._get_weights is not None:
             self.weights.restart(self._get_weights(), version)
+        self.shell.settle()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -347,6 +377,26 @@ class AsyncTrainingCoordinator:
         except BaseException:
             if error is None:
                 raise
+
+    @contextmanager
+    def exclusive_run(self) -> Iterator[None]:
+        """Holds the coordinator for one run; refuses a second one, and one while roles of an earlier run are left."""
+        if not self._running.acquire(blocking=False):
+            raise LzeroAsyncError("This coordinator is in a run already; use another one, or wait until it has ended.")
+        try:
+            self.shell.raise_if_closed()
+            if left := self.threads.join(LEFT_BEHIND_PATIENCE):
+                raise LzeroAsyncError(
+                    f"Roles of an earlier run are still inside their functions ({', '.join(left)}); close() the "
+                    "coordinator, or let long functions look at context.stop."
+                )
+            if self._left_behind:
+                self.shell.restart()
+            self._left_behind = True
+            yield
+            self._left_behind = bool(self.threads.alive())
+        finally:
+            self._running.release()
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
@@ -392,6 +442,8 @@ def is_coroutine_function(fn: Any) -> bool:
     """Whether calling `fn` gives a coroutine: a coroutine function, a partial of one, or an object with such a call."""
     if type(fn) is FunctionType and not fn.__dict__:
         return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
+    while isinstance(fn, functools.partial):
+        fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 

@@ -21,11 +21,15 @@ class ConfigError(LzeroAsyncError, ValueError):
 
 
 class GateTimeout(LzeroAsyncError, TimeoutError):
-    """A wait for the gate ran out; says which rule blocks, with its numbers."""
+    """A wait for the gate ran out; says which rule blocks, with its numbers. `origin` is the gate's shell."""
+
+    origin: object = None
 
 
 class Stopped(LzeroAsyncError):
-    """The run has ended, so the call was released without being served."""
+    """The run has ended, so the call was released without being served. `origin` is the gate's shell."""
+
+    origin: object = None
 
 
 class CoordinatorClosed(Stopped):

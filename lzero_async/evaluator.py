@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from lzero_async.errors import GateTimeout, Stopped
+from lzero_async.errors import GateTimeout
 from lzero_async.shell import GateShell, MakeWaiter
 from lzero_async.threads import LoopRunner, ThreadGroup
 from lzero_async.trace import EVALUATOR, TraceWriter
@@ -35,6 +37,8 @@ class BackgroundEvaluator:
         self._lock = threading.Lock()
         self._threads = ThreadGroup(shell.clock, "lzero-evaluator")
         self._runner = LoopRunner()
+        self._future: Future[Any] | None = None
+        self._closing = False
         self._busy = False
         self._queued: Job | None = None
         self._waiters: list[Waiter] = []
@@ -48,12 +52,13 @@ class BackgroundEvaluator:
     def submit(self, job: Job, make_waiter: MakeWaiter) -> Waiter | None:
         """Start the evaluation, queue it or leave it out; with `wait`, return what to wait on before asking again."""
         with self._lock:
-            if self._shell.is_set():
-                raise Stopped("The run has ended: no new evaluation starts.")
+            self._shell.raise_if_stopped()
             if not self._busy:
                 self._busy = True
+                self._closing = False
                 self._started += 1
                 name = str(self._started)
+                runner = self._runner = LoopRunner()  # one per thread: the next may start before the last has ended
             elif self._overlap == "wait":
                 return self._new_waiter(make_waiter)
             else:
@@ -61,7 +66,7 @@ class BackgroundEvaluator:
                 if self._overlap == "latest":
                     self._queued = job
                 return None
-        self._threads.start(name, lambda: self._work(job))
+        self._threads.start(name, partial(self._work, job, runner))
         return None
 
     @property
@@ -85,7 +90,7 @@ class BackgroundEvaluator:
             with self._lock:
                 if not self._busy:
                     break
-                if self._on_loop is not None and self._on_loop is _running_loop():
+                if self._on_loop is not None and self._on_loop is running_loop():
                     raise RuntimeError(
                         "This would wait for an evaluation that needs this very event loop; "
                         "use `await asyncio.to_thread(coordinator.wait_for_eval)`."
@@ -107,7 +112,11 @@ class BackgroundEvaluator:
         """Drop what is queued, cancel a coroutine that runs, and wait for the thread; return those that are left."""
         with self._lock:
             self._queued = None
+            self._closing = True
+            future = self._future
         self._runner.cancel()
+        if future is not None:
+            future.cancel()
         self.nudge()
         return self._threads.join(timeout)
 
@@ -118,18 +127,25 @@ class BackgroundEvaluator:
         self._waiters.append(waiter)
         return waiter
 
-    def _work(self, job: Job | None) -> None:
-        runner = self._runner = LoopRunner()  # of this thread alone: the next one may start before this one has ended
+    def _work(self, job: Job | None, runner: LoopRunner) -> None:
         while job is not None:
             result, error = self._evaluate(job, runner)
             listener = self.listener
             with self._lock:
-                if error is None:
+                if result is not None:
                     self._last = result
+                elif isinstance(error, (asyncio.CancelledError, CancelledError)) and (
+                    self._closing or self._shell.is_set()
+                ):
+                    error = None  # abandoned by a stop
                 elif listener is None:
                     self._error = error
-            if listener is not None:
-                listener(result, error)
+            if listener is not None and (result is not None or error is not None):
+                try:
+                    listener(result, error)
+                except BaseException as broken:
+                    with self._lock:
+                        self._error = broken
             with self._lock:
                 job, self._queued = self._queued, None
                 if self._shell.closed:
@@ -146,13 +162,14 @@ class BackgroundEvaluator:
             if asyncio.iscoroutine(value):
                 self._on_loop = job.loop
                 if job.loop is not None:
-                    value = asyncio.run_coroutine_threadsafe(value, job.loop).result()
+                    self._future = asyncio.run_coroutine_threadsafe(value, job.loop)
+                    value = self._future.result()
                 else:
                     value = runner.run(value)
         except BaseException as error:
             return None, error
         finally:
-            self._on_loop = None
+            self._on_loop = self._future = None
         end = clock.now()
         with self._shell.lock:
             self._shell.recorder.ran("eval", start, end)
@@ -161,7 +178,8 @@ class BackgroundEvaluator:
         return EvalResult(context.version, value, end - start, context.snapshot), None
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of the calling thread, if it runs one."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

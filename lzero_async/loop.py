@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 
 from lzero_async.config import one_of, positive_number, whole_number
 from lzero_async.coordinator import AsyncTrainingCoordinator, is_coroutine_function
 from lzero_async.errors import ConfigError, GateTimeout, Stopped
+from lzero_async.evaluator import running_loop
+from lzero_async.scores import Scores
+from lzero_async.signals import orderly_stop
 from lzero_async.threads import LoopRunner
 from lzero_async.types import EvalContext, EvalResult, RunResult
 
@@ -49,24 +49,25 @@ def run(
     in strict turn; above, collectors and learner each have a thread and the calling thread watches them.
 
     eval_every: trains between evaluations (0: none). max_train, max_collect: counts to reach, those before a resume
-    included; no collect is started that they leave no use for. max_seconds: of the clock. stop_fn: asked after every
-    train. eval_target: a score that ends the run, from a background evaluation too. on_eval: called with every result,
+    included; no collect is started that they leave no use for. max_seconds: of the clock. stop_fn: asked before
+    every train. eval_target: a score that ends the run, from a background evaluation too. on_eval: called with every result,
     in the learner's thread. on_restart: called before a failed collector goes on. on_stop: on Ctrl+C and SIGTERM (the
     first one; a second one interrupts at once) and on stop(), let running collects and evaluations finish, or abandon
     them. An exception in any role ends the run with that exception.
     """
+    if eval_target is not None and eval_fn is None:
+        raise ConfigError(f"eval_target is {eval_target!r}, but there is no eval_fn to reach it; pass one.")
     return _Run(
         coordinator,
         collect_fn,
         train_fn,
         eval_fn,
         eval_every=whole_number("eval_every", eval_every, 0),
-        max_train=max_train,
-        max_collect=max_collect,
+        max_train=None if max_train is None else whole_number("max_train", max_train, 0),
+        max_collect=None if max_collect is None else whole_number("max_collect", max_collect, 0),
         max_seconds=None if max_seconds is None else positive_number("max_seconds", max_seconds),
         stop_fn=stop_fn,
-        eval_target=eval_target,
-        on_eval=on_eval,
+        scores=Scores(eval_target, on_eval),
         on_restart=on_restart,
         patient=one_of("on_stop", on_stop, ON_STOP) == "finish",
     ).run(handle_signals, print_statistics)
@@ -87,8 +88,7 @@ class _Run:
         max_collect: int | None,
         max_seconds: float | None,
         stop_fn: Callable[[], bool] | None,
-        eval_target: float | None,
-        on_eval: Callable[[EvalResult], None] | None,
+        scores: Scores,
         on_restart: Callable[[int, Exception], None] | None,
         patient: bool,
     ) -> None:
@@ -103,90 +103,108 @@ class _Run:
                 "A background evaluation needs frozen weights; give the coordinator get_weights=, or set "
                 "enable_async_eval to False."
             )
+        asynchronous = any(is_coroutine_function(fn) for fn in (collect_fn, train_fn, eval_fn) if fn is not None)
+        if asynchronous and running_loop() is not None:
+            raise ConfigError(
+                "run() would block this event loop, which its coroutine functions may need; call it with "
+                "`await asyncio.to_thread(coordinator.run, ...)`."
+            )
         self.coordinator = coordinator
+        self.shell = coordinator.shell
         self.clock = coordinator.clock
         self.collect_fn, self.train_fn, self.eval_fn = collect_fn, train_fn, eval_fn
         self.eval_every, self.max_train, self.max_collect = eval_every, max_train, max_collect
-        self.deadline = None if max_seconds is None else self.clock.now() + max_seconds
-        self.stop_fn, self.eval_target, self.on_eval, self.on_restart = stop_fn, eval_target, on_eval, on_restart
+        self.max_seconds = max_seconds
+        self.deadline: float | None = None
+        self.stop_fn, self.scores, self.on_restart = stop_fn, scores, on_restart
         self.patient = patient
         self.reason = ""
+        self.over = False
         self.failure: BaseException | None = None
-        self.best_eval: EvalResult | None = None
-        self.last_eval: EvalResult | None = None
         self.runners: list[LoopRunner] = []
-        self._arrived: list[EvalResult] = []
-        self._inline_failures = 0
 
     def run(self, handle_signals: bool, print_statistics: bool) -> RunResult:
         coordinator = self.coordinator
-        coordinator.shell.restart()
-        coordinator.shell.set_limits(self.max_collect, self.max_train)
-        coordinator.evaluator.listener = self._eval_ended
-        try:
-            with _signals(self._request_stop) if handle_signals else _nothing():
-                if coordinator.is_synchronous:
-                    self._learn(self._collect_here)
-                else:
-                    self._start_roles()
-                    self._supervise()
-                self._await_evaluation()
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            coordinator.evaluator.listener = None
-            coordinator.shell.set_limits(None, None)
-            coordinator.stop(self.reason or "the run has ended", patient=False)
-            self._deliver_evals()
+        with coordinator.exclusive_run():
+            self.shell.set_limits(self.max_collect, self.max_train)
+            coordinator.evaluator.listener = self._eval_ended
+            try:
+                coordinator.publish()
+                self.deadline = None if self.max_seconds is None else self.clock.now() + self.max_seconds
+                with orderly_stop(self._request_stop) if handle_signals else nullcontext():
+                    if coordinator.is_synchronous:
+                        self._learn(here=True)
+                    else:
+                        self._start_roles()
+                        self._supervise()
+                    self._await_evaluation()
+            except BaseException as error:
+                self._fail(error)
+            self._wind_up()
             if print_statistics:
                 coordinator.print_statistics()
         if self.failure is not None:
             raise self.failure
-        reason = "closed" if coordinator.shell.closed else self.reason
-        return RunResult(reason, coordinator.get_statistics(), self.best_eval, self.last_eval)
+        reason = "closed" if self.shell.closed else self.reason
+        return RunResult(reason, coordinator.get_statistics(), self.scores.best, self.scores.last)
+
+    def _wind_up(self) -> None:
+        """Leave nothing running that can be ended, deliver what has arrived, and make the coordinator usable again."""
+        self.over = True
+        coordinator = self.coordinator
+        coordinator.stop(self.reason or "the run has ended", patient=False)
+        for runner in self.runners:
+            runner.cancel()
+        coordinator.evaluator.listener = None
+        try:
+            self.scores.deliver()
+        except BaseException as error:
+            self._fail(error)
+        self.shell.set_limits(None, None)
+        if not coordinator.threads.alive():
+            self.shell.restart()
 
     # -- the learner: the loop itself ----------------------------------------------------------------------------------
 
-    def _learn(self, collect_first: Callable[[LoopRunner], None] | None) -> None:
-        """Train batch after batch until a stop condition holds."""
-        runner = self._new_runner()
+    def _learn(self, *, here: bool) -> None:
+        """Collect (only `here`, at degree 0; else collectors do), train, evaluate, until a stop condition holds."""
+        coordinator, runner = self.coordinator, self._new_runner()
         try:
-            while not self._ended():
-                if collect_first is not None:
-                    collect_first(runner)
-                replayed = self.coordinator.shell.gate.replayed
-                self._call(
-                    runner, self.coordinator.run_train, self.train_fn, with_batch=True, timeout=self._time_left()
-                )
-                if self.coordinator.shell.gate.replayed == replayed:
+            while not self._ended() and not self._asked_to_stop():
+                if here and not self._collect_here(runner):
+                    break
+                replayed = self.shell.gate.replayed
+                self._call(runner, coordinator.run_train, self.train_fn, with_batch=True, timeout=self._time_left())
+                if self.shell.gate.replayed == replayed:
                     self._evaluate_if_due(runner)
-                self._deliver_evals()
-        except GateTimeout:
-            if self._time_left() is None:
+                self.scores.deliver()
+        except GateTimeout as error:
+            if error.origin is not self.shell or self.deadline is None:
                 raise
             self._end("max_seconds")
-        except Stopped as stopped:
-            self._end(str(stopped))
+        except Stopped as error:
+            if error.origin is not self.shell:
+                raise
+            self._end(str(error))
         finally:
             runner.close()
-            self.coordinator.stop(self.reason or "the learner ended", patient=self.patient)
+            coordinator.stop(self.reason or "the learner ended", patient=self.patient)
 
     def _ended(self) -> bool:
-        coordinator, shell = self.coordinator, self.coordinator.shell
-        left = self._time_left()
-        if shell.is_set():
-            self._end(shell.stop_reason)
+        coordinator, gate, left = self.coordinator, self.shell.gate, self._time_left()
+        if self.shell.is_set():
+            self._end(self.shell.stop_reason)
         elif self.max_train is not None and coordinator.train_count >= self.max_train:
             self._end("max_train")
-        elif (
-            self.max_collect is not None
-            and coordinator.collect_count >= self.max_collect
-            and not (shell.gate.waiting or shell.gate.tickets)
-        ):
-            self._end("max_collect")
+        elif self.max_collect is not None and coordinator.collect_count >= self.max_collect:
+            if not (gate.waiting or gate.tickets):
+                self._end("max_collect")
         elif left is not None and left <= 0:
             self._end("max_seconds")
-        elif self.stop_fn is not None and self.stop_fn():
+        return bool(self.reason)
+
+    def _asked_to_stop(self) -> bool:
+        if self.stop_fn is not None and self.stop_fn():
             self._end("stop_fn")
         return bool(self.reason)
 
@@ -211,10 +229,12 @@ class _Run:
 
     # -- collectors ----------------------------------------------------------------------------------------------------
 
-    def _collect_here(self, runner: LoopRunner) -> None:
-        """Degree 0: the learner's own thread collects the batch that it is about to train, unless one is owed."""
-        while not self.coordinator.shell.gate.waiting and not self._ended():
-            self._inline_failures = self._collect_once(0, runner, self._inline_failures)
+    def _collect_here(self, runner: LoopRunner) -> bool:
+        """Degree 0: collect the batch to train next, unless one is owed; return whether there is one."""
+        failures = 0
+        while not self.shell.gate.waiting and not self._ended():
+            failures = self._collect_once(0, runner, failures)
+        return bool(self.shell.gate.waiting)
 
     def _collect_on_and_on(self, worker: int) -> None:
         """The body of a collector thread."""
@@ -223,40 +243,32 @@ class _Run:
         try:
             while True:
                 failures = self._collect_once(worker, runner, failures)
-        except Stopped:
-            return
+        except Stopped as error:
+            if error.origin is not self.shell:
+                raise
         finally:
             runner.close()
 
     def _collect_once(self, worker: int, runner: LoopRunner, failures: int) -> int:
         """Collect one batch; return the failures in a row. By `on_failure`, a failure ends the run or costs a pause."""
-        coordinator = self.coordinator
+        coordinator, shell = self.coordinator, self.shell
         try:
             self._call(runner, coordinator.run_collect, self.collect_fn, worker=worker, with_context=True)
             return 0
-        except Stopped:
-            raise
         except Exception as error:
-            if (
-                coordinator.on_failure != "restart"
-                or failures >= coordinator.max_restarts
-                or coordinator.shell.is_set()
-            ):
+            if getattr(error, "origin", None) is shell:
+                raise
+            if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts or shell.is_set():
                 raise
             pause = min(MAX_BACKOFF, coordinator.restart_backoff * 2**failures)
             log.warning(
                 "collector %d failed (%r); restart %d of at most %d in %.3g s",
-                worker,
-                error,
-                failures + 1,
-                coordinator.max_restarts,
-                pause,
-                exc_info=error,
-            )
-            with coordinator.shell.lock:
-                coordinator.shell.recorder.sums["restarts"] += 1
-            if coordinator.shell.wait(pause):
-                raise Stopped("the run ended while a collector was restarting") from error
+                worker, error, failures + 1, coordinator.max_restarts, pause, exc_info=error,
+            )  # fmt: skip
+            with shell.lock:
+                shell.recorder.sums["restarts"] += 1
+            if shell.wait(pause):
+                shell.raise_if_stopped()
             if self.on_restart is not None:
                 self.on_restart(worker, error)
             return failures + 1
@@ -268,17 +280,16 @@ class _Run:
         threads.failures.clear()
         for worker in range(self.coordinator.num_collectors):
             threads.start(f"collector-{worker}", partial(self._collect_on_and_on, worker))
-        threads.start("learner", lambda: self._learn(None))
+        threads.start("learner", partial(self._learn, here=False))
 
     def _supervise(self) -> None:
         """Wait for the roles to end; when one failed or the stop is not patient, only for a moment."""
-        threads, shell = self.coordinator.threads, self.coordinator.shell
+        threads, shell = self.coordinator.threads, self.shell
         hurry: float | None = None
         changes = 0
         while threads.alive():
-            if hurry is None and (
-                threads.failures or self.failure or shell.closed or (shell.is_set() and not self.patient)
-            ):
+            failed = bool(threads.failures or self.failure)
+            if hurry is None and (failed or shell.closed or (shell.is_set() and not self.patient)):
                 hurry = self.clock.now() + GRACE
                 self.coordinator.stop("another role failed", patient=False)
                 for runner in self.runners:
@@ -299,8 +310,13 @@ class _Run:
             log.error("another role failed too: %r", error, exc_info=error)
 
     def _request_stop(self, reason: str) -> None:
+        if self.over:
+            return
         self._end(reason)
         self.coordinator.stop(reason, patient=self.patient)
+        if not self.patient:
+            for runner in self.runners:
+                runner.cancel()
 
     def _new_runner(self) -> LoopRunner:
         runner = LoopRunner()
@@ -313,43 +329,26 @@ class _Run:
             return stage(fn, **options)
         try:
             return runner.run(stage(fn, **options))
-        except asyncio.CancelledError as error:
-            if self.coordinator.shell.is_set():
-                raise Stopped(self.coordinator.shell.stop_reason) from error
+        except asyncio.CancelledError:
+            self.shell.raise_if_stopped()
             raise
 
     # -- evaluations ---------------------------------------------------------------------------------------------------
 
     def _eval_ended(self, result: EvalResult | None, error: BaseException | None) -> None:
         """An evaluation ended, in whatever thread: see whether it ends the run; `on_eval` comes in the learner's."""
-        if error is None and result is not None:
-            self._arrived.append(result)
-            if self.eval_target is None:
-                return
-            if isinstance(result.value, bool) or not hasattr(result.value, "__float__"):
-                error = ConfigError(
-                    f"eval_fn returned {result.value!r}, but eval_target {self.eval_target} needs a number."
-                )
-            elif float(result.value) >= self.eval_target:
+        try:
+            if result is not None and self.scores.arrived(result):
                 self._request_stop("eval_target")
+        except ConfigError as broken:
+            error = broken
         if error is not None:
             self._fail(error)
             self.coordinator.stop("an evaluation failed", patient=False)
 
-    def _deliver_evals(self) -> None:
-        while self._arrived:
-            result = self._arrived.pop(0)
-            self.last_eval = result
-            if hasattr(result.value, "__float__") and (
-                self.best_eval is None or float(result.value) > float(self.best_eval.value)
-            ):
-                self.best_eval = result
-            if self.on_eval is not None:
-                self.on_eval(result)
-
     def _await_evaluation(self) -> None:
         """An evaluation that still runs at the end: let it finish, or leave it, as `on_stop` says."""
-        if self.failure is None and not self.coordinator.shell.closed:
+        if self.failure is None and not self.shell.closed:
             if self.patient:
                 self.coordinator.wait_for_eval()
             else:
@@ -371,33 +370,3 @@ def _noting(fn: Any, seen: list[EvalContext]) -> Any:
         return fn(context)
 
     return called
-
-
-@contextmanager
-def _signals(stop: Callable[[str], None]) -> Iterator[None]:
-    """In the main thread: the first SIGINT or SIGTERM asks for a stop, the next one acts as it did before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def handle(number: int, frame: Any) -> None:
-        restore()
-        # The interrupted code may hold the coordinator's lock, so another thread takes it.
-        _thread.start_new_thread(stop, (signal.Signals(number).name,))
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        restore()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

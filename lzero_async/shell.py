@@ -54,6 +54,7 @@ class GateShell:
         self._limited = False
         self._stop: Stopped | None = None
         self._patient = False
+        self._orphans: deque[Callable[[], None]] = deque()
         self._starved = False
 
     # -- asking the gate: each returns what was granted, or the parked request to wait on -------------------------------
@@ -76,10 +77,10 @@ class GateShell:
             if self._try_commit(ticket):
                 lag = len(self.gate.waiting)
                 self._settle()
-                self.recorder.ran("collect", start, end)
+                self.recorder.collected(start, end, self._at_once())
                 self.recorder.lag_is(lag)
                 return ticket
-            self.recorder.ran("collect", start, end)
+            self.recorder.collected(start, end, self._at_once())
             parked = self._park(Parked("commit", make_waiter(), end, ticket))
             if self._stop is not None:
                 self._settle()
@@ -121,9 +122,10 @@ class GateShell:
             if parked.kind != "commit":
                 self._lines[parked.kind].remove(parked)
                 self._count_wait(parked)
-            raise GateTimeout(
-                f"Waited {self.clock.now() - parked.since:.3g} s in vain to {_DOING[parked.kind]}: {why}."
-            )
+            waited = self.clock.now() - parked.since
+            error = GateTimeout(f"Waited {waited:.3g} s in vain to {_DOING[parked.kind]}: {why}.")
+            error.origin = self
+            raise error
 
     def withdraw(self, parked: Parked) -> None:
         """The waiting call was interrupted: leave the line, or give back what was granted meanwhile. A finished collect
@@ -132,13 +134,21 @@ class GateShell:
             if parked.grant is None and parked.error is None:
                 if parked.kind != "commit":
                     self._lines[parked.kind].remove(parked)
-            elif parked.grant is not None and parked.kind == "collect":
-                self.gate.abandon(parked.grant.id)
-            elif parked.grant is not None and parked.kind == "train":
-                self.gate.fail_train()
-            elif parked.grant is not None and parked.kind == "eval":
-                self.gate.finish_eval()
+            elif parked.grant is not None:
+                self._take_back(parked)
             self._settle()
+
+    def when_unlocked(self, action: Callable[[], None]) -> None:
+        """Run `action` under the lock now, or, if the lock is held, when its holder or the next one settles.
+
+        For the finalizers of coroutines: the garbage collector may run them in a thread that holds the lock.
+        """
+        self._orphans.append(action)
+        if self.lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self.lock.release()
 
     # -- telling the gate ----------------------------------------------------------------------------------------------
 
@@ -165,9 +175,11 @@ class GateShell:
                 del self.data[done]
             if published:
                 gate.publish()
-            then(result, self._starved)
-            self._starved = False
-            self._settle()
+            try:
+                then(result, self._starved)
+            finally:
+                self._starved = False
+                self._settle()
             self.recorder.ran("replay" if replay else "train", start, end)
 
     def fail_train(self) -> None:
@@ -206,7 +218,7 @@ class GateShell:
         """Release every waiter with `error`. A patient stop lets finished collects wait for their commit while a train
         or another collect still runs that could make room; otherwise they are abandoned now. Closing is for good."""
         with self.lock:
-            if not isinstance(self._stop, CoordinatorClosed):
+            if self._stop is None or isinstance(error, CoordinatorClosed):
                 self._stop = error
             self._patient = patient and not isinstance(self._stop, CoordinatorClosed)
             for kind in ("collect", "train", "eval"):
@@ -218,11 +230,38 @@ class GateShell:
             self._settle()
 
     def restart(self) -> None:
-        """Forget an earlier stop; a closed shell stays closed."""
+        """Forget a stop, unless it was a close, and give back what a role that is gone still holds.
+
+        Called when a run has ended and none of its roles is left: an interrupt can cut a role off between any two steps.
+        """
         with self.lock:
-            if isinstance(self._stop, CoordinatorClosed):
-                self._raise_if_stopped()
-            self._stop = None
+            gate = self.gate
+            parked = {p.ticket.id for p in self._lines["commit"] if p.ticket is not None}
+            for ticket_id in [i for i in gate.tickets if i not in parked]:
+                gate.abandon(ticket_id)
+                self.data.pop(ticket_id, None)
+            if gate.running == "eval":
+                gate.finish_eval()
+            elif gate.running is not None:
+                gate.fail_train()
+            if not isinstance(self._stop, CoordinatorClosed):
+                self._stop = None
+            self._settle()
+
+    def raise_if_stopped(self) -> None:
+        """Raise what a request would raise now."""
+        with self.lock:
+            self._raise_if_stopped()
+
+    def raise_if_closed(self) -> None:
+        """Raise if it was closed for good."""
+        if self.closed:
+            self.raise_if_stopped()
+
+    def settle(self) -> None:
+        """Serve whoever can go after the state was changed from outside."""
+        with self.lock:
+            self._settle()
 
     def is_set(self) -> bool:
         """Whether the run is stopping."""
@@ -256,6 +295,8 @@ class GateShell:
 
     def _settle(self) -> None:
         """Serve every parked request that the state now allows."""
+        while self._orphans:
+            self._orphans.popleft()()
         commits, evals, trains, collects = self._order
         while commits or evals or trains or collects:
             if commits and self._serve_commits():
@@ -298,25 +339,48 @@ class GateShell:
     def _serve(self, parked: Parked, grant: Ticket) -> None:
         """Wake first: what is counted after that overlaps with the time the other thread takes to wake up."""
         parked.grant = grant
-        parked.waiter.wake()
+        try:
+            parked.waiter.wake()
+        except RuntimeError:  # the event loop of the waiting task is closed: nobody will come for it
+            self._take_back(parked)
+            return
         self._count_wait(parked)
         if parked.kind == "train":
             self._starved = parked.held_back
             self._count_start(grant)
 
+    def _take_back(self, parked: Parked) -> None:
+        """Undo what was granted to somebody who is gone. A commit stands: its batch is not lost."""
+        assert parked.grant is not None
+        if parked.kind == "collect":
+            self.gate.abandon(parked.grant.id)
+        elif parked.kind == "train":
+            self.gate.fail_train()
+        elif parked.kind == "eval":
+            self.gate.finish_eval()
+
     def _release(self, parked: Parked, error: Stopped | None = None) -> None:
         error = error or self._stop
         assert error is not None
         self._count_wait(parked)
-        parked.error = type(error)(*error.args)
-        parked.waiter.wake()
+        parked.error = self._copy(error)
+        try:
+            parked.waiter.wake()
+        except RuntimeError:  # as in _serve
+            return
+
+    def _copy(self, error: Stopped) -> Stopped:
+        """An exception of its own for each thread, so that tracebacks do not mix."""
+        copy = type(error)(*error.args)
+        copy.origin = self
+        return copy
 
     def _count_wait(self, parked: Parked) -> None:
         self.recorder.waited("collect" if parked.kind == "commit" else parked.kind, self.clock.now() - parked.since)
 
     def _raise_if_stopped(self) -> None:
         if self._stop is not None:
-            raise type(self._stop)(*self._stop.args)
+            raise self._copy(self._stop)
 
     def _try_collect(self) -> Ticket | None:
         return None if self._limited and self._limit_rule() is not None else self.gate.try_collect()
@@ -351,6 +415,9 @@ class GateShell:
             gate.start_replay()
             return REPLAY
         return None
+
+    def _at_once(self) -> int:
+        return min(self.gate.num_collectors, self.gate.degree or 1)
 
     def _count_start(self, ticket: Ticket) -> None:
         if ticket is not REPLAY:

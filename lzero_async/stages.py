@@ -7,10 +7,14 @@ A stage says what to ask, what to pass, and what to do with the outcome; the two
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import CoroutineType
 from typing import Any
 
-from lzero_async.errors import Stopped
+from lzero_async.clock import RealClock
+from lzero_async.errors import ConfigError, Stopped
 from lzero_async.gate import Ticket
 from lzero_async.shell import REPLAY, GateShell, MakeWaiter, Parked
 from lzero_async.trace import LEARNER, TraceWriter, collector
@@ -123,7 +127,7 @@ class TrainStage(Stage):
     def enter(self, ticket: Ticket) -> None:
         self.ticket = ticket
         if self._retries and self._learner is not None:
-            self._before = self._learner.state_dict()
+            self._before = copy.deepcopy(self._learner.state_dict())  # torch's state_dict holds references
         self.start = self.shell.clock.now()
 
     def context(self) -> Batch:
@@ -204,11 +208,16 @@ def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeo
     """Run a stage with a plain callable in the calling thread."""
     make_waiter = stage.shell.clock.waiter
     asked = stage.ask(make_waiter)
-    ticket = asked if isinstance(asked, Ticket) else _block(stage, asked, timeout)
+    ticket = stage.ticket = asked if isinstance(asked, Ticket) else _block(stage, asked, timeout)
     while True:
         try:
             stage.enter(ticket)
             result = fn(stage.context()) if with_context else fn()
+            if type(result) is CoroutineType:
+                result.close()
+                raise TypeError(
+                    f"{fn!r} returned a coroutine but is not a coroutine function; declare it with async def."
+                )
             break
         except BaseException as error:
             if not stage.recover(error):
@@ -232,18 +241,23 @@ async def run_awaitable(
     stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
 ) -> Any:
     """Run a stage with a coroutine function; the event loop is never blocked."""
+    if not isinstance(stage.shell.clock, RealClock):
+        raise ConfigError("A virtual clock knows threads only; run coroutine functions on the real clock.")
     loop = asyncio.get_running_loop()
 
     def make_waiter() -> FutureWaiter:
         return FutureWaiter(loop)
 
     asked = stage.ask(make_waiter)
-    ticket = asked if isinstance(asked, Ticket) else await _pause(stage, asked, timeout)
+    ticket = stage.ticket = asked if isinstance(asked, Ticket) else await _pause(stage, asked, timeout)
     while True:
         try:
             stage.enter(ticket)
             result = await (fn(stage.context()) if with_context else fn())
             break
+        except GeneratorExit:
+            stage.shell.when_unlocked(partial(_forget, stage))
+            raise
         except BaseException as error:
             if not stage.recover(error):
                 raise
@@ -257,10 +271,25 @@ async def _pause(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
     assert isinstance(parked.waiter, FutureWaiter)
     try:
         await asyncio.wait((parked.waiter.future,), timeout=timeout)
+    except GeneratorExit:  # the garbage collector ends a task whose loop is closed; whoever serves it finds that out
+        raise
     except BaseException:
         stage.shell.withdraw(parked)
         raise
     return stage.waited(parked)
+
+
+def _forget(stage: Stage) -> None:
+    """Under the lock: the coroutine of this stage was thrown away."""
+    gate = stage.shell.gate
+    if isinstance(stage, CollectStage):
+        if stage.ticket.id in gate.tickets:
+            gate.abandon(stage.ticket.id)
+    elif isinstance(stage, TrainStage):
+        if gate.running in ("train", "replay"):
+            gate.fail_train()
+    elif gate.running == "eval":
+        gate.finish_eval()
 
 
 class FutureWaiter:

@@ -46,6 +46,11 @@ class Recorder:
         if end > self.last_end:
             self.last_end = end
 
+    def collected(self, start: float, end: float, at_once: int) -> None:
+        """A collect ran while at most `at_once` could run beside each other."""
+        self.ran("collect", start, end)
+        self.sums["collect_share"] += (end - start) / at_once
+
     def waited(self, role: str, seconds: float) -> None:
         """A role waited for the gate."""
         self.sums[f"{role}_wait"] += seconds
@@ -81,7 +86,7 @@ class Recorder:
     def snapshot(self, gate: Gate) -> dict[str, Any]:
         """The statistics by the names that `get_statistics` documents."""
         sums, wall = self.sums, self.wall()
-        busiest = max(sums["collect_time"] / min(gate.num_collectors, max(1, gate.degree)), sums["train_time"])
+        busiest = max(sums["collect_share"], sums["train_time"])
         return {
             "mode": "SYNCHRONOUS" if gate.degree == 0 else "ASYNCHRONOUS",
             "off_policy_degree": gate.degree,
@@ -169,6 +174,7 @@ def _ratio(total: float, count: float) -> float:
 _RAN: Final = {role: (f"{role}_runs", f"{role}_time") for role in ("collect", "train", "replay", "eval")}
 _SUMS: Final = (
     *(name for names in _RAN.values() for name in names),
+    "collect_share",
     "collect_wait",
     "train_wait",
     "eval_wait",

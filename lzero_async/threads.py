@@ -17,7 +17,8 @@ class ThreadGroup:
         self._clock = clock
         self._name = name
         self._lock = threading.Lock()
-        self._threads: dict[str, threading.Thread] = {}
+        self._names: dict[int, str] = {}
+        self._started = 0
         self._changes = 0
         self._watchers: list[Waiter] = []
         self.failures: list[BaseException] = []
@@ -25,6 +26,9 @@ class ThreadGroup:
     def start(self, name: str, target: Callable[[], object]) -> None:
         """Run `target()` in a new daemon thread; what it raises goes to `failures`."""
         token = self._clock.thread_starting()
+        with self._lock:
+            key = self._started = self._started + 1
+            self._names[key] = name
 
         def body() -> None:
             self._clock.thread_started(token)
@@ -34,19 +38,16 @@ class ThreadGroup:
                 self.failures.append(error)
             finally:
                 with self._lock:
-                    del self._threads[name]
+                    del self._names[key]
                 self.nudge()
                 self._clock.thread_ended()
 
-        thread = threading.Thread(target=body, name=f"{self._name}-{name}", daemon=True)
-        with self._lock:
-            self._threads[name] = thread
-        thread.start()
+        threading.Thread(target=body, name=f"{self._name}-{name}", daemon=True).start()
 
     def alive(self) -> list[str]:
         """The names of the threads that have not ended."""
         with self._lock:
-            return list(self._threads)
+            return list(self._names.values())
 
     def nudge(self) -> None:
         """Count a change and wake everybody in `wait_for_change`."""
@@ -87,28 +88,48 @@ class LoopRunner:
     """Runs coroutines of one thread on one event loop of its own, so that clients bound to a loop keep working."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run it to its end in the calling thread."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(coroutine)
+        """Run it to its end in the calling thread; an interrupt cancels it first."""
+        with self._lock:
+            if self._cancelled:
+                coroutine.close()
+                raise asyncio.CancelledError
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            loop, task = self._loop, self._loop.create_task(coroutine)
+            self._task = task
         try:
-            return self._loop.run_until_complete(self._task)
+            return loop.run_until_complete(task)
+        except BaseException:
+            if not task.done():
+                task.cancel()
+                loop.run_until_complete(asyncio.wait([task]))
+            raise
         finally:
-            self._task = None
+            with self._lock:
+                self._task = None
 
     def cancel(self) -> None:
-        """Cancel what runs now; callable from any thread."""
-        loop, task = self._loop, self._task
-        if loop is not None and task is not None:
-            loop.call_soon_threadsafe(task.cancel)
+        """Cancel what runs now and what would run later; callable from any thread."""
+        with self._lock:
+            self._cancelled = True
+            if self._loop is not None and self._task is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._task.cancel)
 
     def close(self) -> None:
-        """Close the loop; called by its own thread."""
-        if self._loop is not None:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-            self._loop = None
+        """Cancel tasks that were left on the loop and close it; called by its own thread."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from lzero_async.config import whole_number
 from lzero_async.errors import ConfigError
@@ -35,22 +34,36 @@ class WeightStore:
 
     def restart(self, state: Any, version: int) -> Snapshot:
         """Publish whatever the version: the first snapshot of a resumed run."""
+        whole_number("version", version, 0)
+        frozen = freeze(state)
         with self._writing:
-            self._latest = None
-        return self.publish(state, version)
+            self._latest = snapshot = Snapshot(version, frozen)
+        return snapshot
 
     def latest(self) -> Snapshot | None:
         """The newest snapshot, or None before the first."""
         return self._latest
 
 
+class FrozenDict(dict[Any, Any]):
+    """A dictionary that cannot be changed, but pickled and given to whatever takes a dictionary."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("A snapshot of the weights cannot be changed; change a copy.")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[Any, Any]]]:
+        return FrozenDict, (dict(self),)
+
+
 def freeze(state: Any) -> Any:
-    """A deep, read-only copy: mappings become read-only views, sequences tuples, numpy arrays lose their write flag.
+    """A deep, read-only copy: mappings become FrozenDicts, sequences tuples, numpy arrays lose their write flag.
 
     Torch tensors are detached and cloned; torch has no read-only tensors, so treat them as such.
     """
     if isinstance(state, Mapping):
-        return MappingProxyType({key: freeze(value) for key, value in state.items()})
+        return FrozenDict({key: freeze(value) for key, value in state.items()})
     if isinstance(state, (list, tuple)):
         return tuple(freeze(value) for value in state)
     if hasattr(state, "detach") and hasattr(state, "clone"):

@@ -47,7 +47,8 @@ def main(stamp: Path) -> int:
             print(f"These packages are still incomplete: {', '.join(torn)}. Run `make clean` and try again.")
             return 1
         # LightZero owns the packages `zoo` and `zoo.jericho`; the checkout, which extends them, must come first.
-        line = f"import sys; sys.path.insert(0, {str(HERE.parent)!r})\n"
+        where = "next((i for i, p in enumerate(sys.path) if p.endswith('site-packages')), 0)"
+        line = f"import sys; sys.path.insert({where}, {str(HERE.parent)!r})\n"
         (Path(sysconfig.get_path("purelib")) / PATH_FILE).write_text(line)
         stamp.touch()
         print("Installed.", flush=True)

@@ -192,7 +192,7 @@ ORDER = [
     "stats",
     "weights queues threads",
     "shell",
-    "stages evaluator",
+    "stages evaluator scores signals",
     "coordinator",
     "loop",
     "testing",

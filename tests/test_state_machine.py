@@ -159,8 +159,10 @@ class ShellMachine(RuleBasedStateMachine):
 
     @rule(patient=st.booleans())
     def stop_and_go_on(self, patient: bool) -> None:
+        """A run ends, its roles are gone (an interrupt may have cut them off), and another begins."""
         self.shell.stop(Stopped("test"), patient=patient)
         self.shell.restart()
+        self.collecting, self.parked, self.training, self.evaluating = [], [], None, False
 
     @rule(keep=st.booleans())
     def save_and_resume(self, keep: bool) -> None:

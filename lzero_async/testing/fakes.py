@@ -15,7 +15,9 @@ class Interrupted(RuntimeError):
 
 
 class _FakeStage:
-    """Each worker draws from its own stream, so durations do not depend on the interleaving."""
+    """Each worker of each role draws from its own stream, so durations do not depend on the interleaving."""
+
+    role = ""
 
     def __init__(self, clock: Clock, seconds: Distribution, *, seed: int = 0, fail_at: Collection[int] = ()) -> None:
         self._clock = clock
@@ -30,7 +32,7 @@ class _FakeStage:
         call, self.calls = self.calls, self.calls + 1
         index = self._calls.get(worker, 0)
         self._calls[worker] = index + 1
-        stream = self._streams.setdefault(worker, random.Random(f"{self._seed}/{worker}"))
+        stream = self._streams.setdefault(worker, random.Random(f"{self._seed}/{self.role}/{worker}"))
         self._clock.sleep(sample(self._seconds, stream, index))
         if call in self._fail_at:
             raise Interrupted(f"call {call} was told to fail")
@@ -38,6 +40,8 @@ class _FakeStage:
 
 class FakeCollector(_FakeStage):
     """A collect that returns (ticket, version)."""
+
+    role = "collect"
 
     def __call__(self, context: CollectContext) -> tuple[int, int]:
         """Collect one batch."""
@@ -47,6 +51,8 @@ class FakeCollector(_FakeStage):
 
 class FakeLearner(_FakeStage):
     """A train that keeps its batches' ids, the largest staleness, and a weight that counts the trains."""
+
+    role = "train"
 
     def __init__(
         self,
@@ -87,6 +93,8 @@ class FakeLearner(_FakeStage):
 
 class FakeEvaluator(_FakeStage):
     """An evaluation whose score is the version it looked at."""
+
+    role = "eval"
 
     def __init__(self, clock: Clock, seconds: Distribution, *, seed: int = 0, fail_at: Collection[int] = ()) -> None:
         super().__init__(clock, seconds, seed=seed, fail_at=fail_at)

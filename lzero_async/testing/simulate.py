@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lzero_async.adaptive import AdaptiveDegree
+from lzero_async.config import whole_number
+from lzero_async.errors import ConfigError
 from lzero_async.gate import Gate, Policy, Ticket
 from lzero_async.testing.distributions import Distribution, sample
 
@@ -53,6 +55,9 @@ def simulate(
     seed: int = 0,
 ) -> Simulation:
     """Run the pipeline for `trains` trains in virtual time. Each worker draws its durations from its own stream."""
+    whole_number("trains", trains, 1)
+    if (eval is None) != (whole_number("eval_every", eval_every, 0) == 0):
+        raise ConfigError(f"eval is {eval!r} and eval_every is {eval_every}; give both, or none.")
     return _Pipeline(
         collect,
         train,
@@ -166,7 +171,7 @@ class _Pipeline:
 
     def _start(self, role: str, worker: int, payload: Any) -> None:
         if (role, worker) not in self.streams:
-            self.streams[role, worker] = random.Random(f"{self.seed}/{worker}"), Counter()
+            self.streams[role, worker] = random.Random(f"{self.seed}/{role}/{worker}"), Counter()
         stream, calls = self.streams[role, worker]
         seconds = sample(self.durations[role], stream, calls[role])
         calls[role] += 1
