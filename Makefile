@@ -35,7 +35,7 @@ types: $(STAMP) ## mypy, strict on the library
 bench: $(STAMP) ## the measured bars, as a table and as benchmarks/results/core.json (about 6 minutes)
 	$(PY) -m benchmarks.core
 
-soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk (about an hour)
+soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk (about 10 minutes)
 	$(PY) -m pytest -m soak -p no:cacheprovider
 
 lock: $(STAMP) ## resolve requirements/*.in into the locks again (UPGRADE=1: let the pins move)

@@ -1,14 +1,16 @@
-"""The adaptive degree: a pure AIMD controller. It raises the degree by one while a higher one would give the learner
-data sooner, and halves it when the drift that the learner reports passes its threshold."""
+"""The adaptive degree: a pure AIMD controller. It raises the degree by a fixed step while a higher one would give the
+learner data sooner, and halves it when the drift that the learner reports passes its threshold."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lzero_async.config import positive_number, whole_number
 from lzero_async.errors import ConfigError
+
+INCREASE: Final = 2
 
 
 class AdaptiveDegree:
@@ -44,7 +46,7 @@ class AdaptiveDegree:
             self.degree = max(self.low, self.degree // 2)
             return f"drift {drift:.4g} above {self.threshold:.4g}"
         if starved and self.degree < self.high:
-            self.degree += 1
+            self.degree = min(self.high, self.degree + INCREASE)
             return "the learner waited for data while collectors were held back"
         return None
 
