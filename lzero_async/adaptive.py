@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lzero_async.config import positive_number, whole_number
 from lzero_async.errors import ConfigError
+from lzero_async.gate import Gate
 
 INCREASE: Final = 2
 
@@ -64,6 +65,23 @@ class AdaptiveDegree:
             ) from error
         self.degree = min(max(degree, self.low), self.high)
         self._rest = rest
+
+
+def adaptive_degree(
+    wanted: bool, gate: Gate, low: int | None, high: int | None, drift_threshold: float | None, default_high: int
+) -> AdaptiveDegree | None:
+    """The controller for this gate, if one is wanted; the gate must be able to keep every degree of its range."""
+    if not wanted:
+        if not (low is None and high is None and drift_threshold is None):
+            raise ConfigError(
+                "min_degree, max_degree and drift_threshold are for an adaptive degree; add adaptive=True."
+            )
+        return None
+    start, low = gate.degree, 1 if low is None else low
+    controller = AdaptiveDegree(start, low, default_high if high is None else high, drift_threshold)
+    gate.set_degree(low)
+    gate.set_degree(start)
+    return controller
 
 
 def drift_of(result: Any) -> float | None:

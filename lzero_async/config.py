@@ -76,7 +76,7 @@ def warn_about_collectors(num_collectors: int, degree: int) -> None:
             f"num_collectors is {num_collectors}, but off_policy_degree {degree} admits at most {usable} collect(s) at "
             f"once, so {num_collectors - usable} collector(s) will always wait. Raise the degree to {num_collectors} or "
             f"use {usable} collector(s).",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
@@ -85,13 +85,13 @@ def _warn_about_degree(degree: int, buffer_size: int, batch_size: int) -> None:
         warnings.warn(
             f"off_policy_degree {degree} is high (above {HIGH_DEGREE}): batches may be trained {degree} versions after "
             "they were collected. Lower it if training becomes unstable.",
-            stacklevel=5,
+            stacklevel=4,
         )
     if degree * batch_size > buffer_size:
         warnings.warn(
             f"off_policy_degree {degree} times batch_size {batch_size} is {degree * batch_size}, more than buffer_size "
             f"{buffer_size}: waiting data can be evicted before it is trained. Lower the degree or enlarge the buffer.",
-            stacklevel=5,
+            stacklevel=4,
         )
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
-import inspect
 import os
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from lzero_async.adaptive import AdaptiveDegree, drift_of
+from lzero_async.adaptive import adaptive_degree, drift_of
 from lzero_async.clock import RealClock
 from lzero_async.config import (
     HIGH_DEGREE,
@@ -29,9 +27,19 @@ from lzero_async.config import (
 from lzero_async.errors import ConfigError, CoordinatorClosed, GateTimeout, LzeroAsyncError, Stopped
 from lzero_async.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, Job
 from lzero_async.gate import Gate, Policy
+from lzero_async.resume import STATE_FORMAT, read_state
 from lzero_async.shell import GateShell
-from lzero_async.stages import CollectStage, EvalStage, FutureWaiter, Stage, TrainStage, run_awaitable, run_blocking
-from lzero_async.stats import COUNTERS, Recorder, format_box
+from lzero_async.stages import (
+    CollectStage,
+    EvalStage,
+    FutureWaiter,
+    Stage,
+    TrainStage,
+    is_coroutine_function,
+    run_awaitable,
+    run_blocking,
+)
+from lzero_async.stats import COUNTERS, format_box
 from lzero_async.threads import ThreadGroup
 from lzero_async.trace import LEARNER, TraceWriter
 from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, LearnerState, TrainReport
@@ -40,7 +48,6 @@ from lzero_async.weights import WeightStore
 if TYPE_CHECKING:
     from lzero_async.types import RunResult
 
-STATE_FORMAT: Final = 1
 ON_FAILURE: Final = ("raise", "restart")
 LEFT_BEHIND_PATIENCE: Final = 0.5
 _KEPT_CHANGES: Final = 1000
@@ -103,6 +110,7 @@ class AsyncTrainingCoordinator:
                 "pass an object with state_dict() and load_state_dict(), or set train_retries to 0."
             )
         degree, how = resolve_degree(off_policy_degree, buffer_size, batch_size)
+        default_high = max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
         gate = Gate(
             degree,
             num_collectors=num_collectors,
@@ -110,19 +118,7 @@ class AsyncTrainingCoordinator:
             publish_every=publish_every,
             max_train_ahead=max_train_ahead,
         )
-        self._adaptive: AdaptiveDegree | None = None
-        if adaptive:
-            low = 1 if min_degree is None else min_degree
-            high = max_degree
-            if high is None:
-                high = max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
-            self._adaptive = AdaptiveDegree(degree, low, high, drift_threshold)
-            gate.set_degree(low)
-            gate.set_degree(degree)
-        elif not (drift_threshold is None and max_degree is None and min_degree is None):
-            raise ConfigError(
-                "min_degree, max_degree and drift_threshold are for an adaptive degree; add adaptive=True."
-            )
+        self._adaptive = adaptive_degree(adaptive, gate, min_degree, max_degree, drift_threshold, default_high)
         warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
         if how:
             print(how, flush=True)
@@ -307,9 +303,10 @@ class AsyncTrainingCoordinator:
         `batches` (or what was saved with them) is the data of the waiting batches; without it they are abandoned.
         Open collects are abandoned in any case. If the degree is now smaller, the lag drains first.
         """
-        if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:
-            raise ConfigError(f"This is not a coordinator state of format {STATE_FORMAT}; use another checkpoint.")
-        batches = state.get("batches") if batches is None else batches
+        saved = read_state(state, batches)
+        adaptive = copy.copy(self._adaptive)
+        if adaptive is not None and saved.adaptive is not None:
+            adaptive.load_state_dict(saved.adaptive)
         with self.shell.lock:
             gate, data = self.shell.gate, self.shell.data
             if gate.tickets or gate.running:
@@ -317,20 +314,11 @@ class AsyncTrainingCoordinator:
                     f"A state is loaded before the run starts, but {len(gate.tickets)} collect(s) are open "
                     f"and the learner is {gate.running or 'idle'}; use a new coordinator."
                 )
-            saved = _part(state, "gate")
-            recorder = Recorder()
-            recorder.load_state_dict(_part(state, "statistics"))
-            adaptive = copy.copy(self._adaptive)
-            if adaptive is not None and state.get("adaptive") is not None:
-                adaptive.load_state_dict(_part(state, "adaptive"))
-            ids = _waiting_ids(saved)
-            if batches is not None and len(batches) != len(ids):
-                raise ConfigError(f"The state has {len(ids)} waiting batches, but {len(batches)} were given.")
-            gate.load_state_dict(saved, keep_waiting=batches is not None)
-            self.shell.recorder = recorder
+            gate.load_state_dict(saved.gate, keep_waiting=saved.batches is not None)
             data.clear()
-            kept = {ticket.id for ticket in gate.waiting}
-            data.update((i, item) for i, item in zip(ids, batches or (), strict=False) if i in kept)
+            if saved.batches is not None:
+                data.update((ticket.id, saved.batches[ticket.id]) for ticket in gate.waiting)
+            self.shell.recorder = saved.recorder
             self._adaptive = adaptive
             if adaptive is not None:
                 gate.set_degree(adaptive.degree)
@@ -436,26 +424,3 @@ class AsyncTrainingCoordinator:
             self._changes.append(DegreeChange(self.train_count, before, after, reason))
             if self._trace is not None:
                 self._trace.instant(LEARNER, f"degree {before} to {after}: {reason}", self.clock.now())
-
-
-def is_coroutine_function(fn: Any) -> bool:
-    """Whether calling `fn` gives a coroutine: a coroutine function, a partial of one, or an object with such a call."""
-    if type(fn) is FunctionType and not fn.__dict__:
-        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
-
-
-def _part(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = state.get(name)
-    if not isinstance(part, Mapping):
-        raise ConfigError(f"The saved state has no {name!r}; use another checkpoint.")
-    return part
-
-
-def _waiting_ids(gate_state: Mapping[str, Any]) -> list[int]:
-    try:
-        return [int(ticket[0]) for ticket in gate_state["waiting"]]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ConfigError(f"The saved state of the gate cannot be read ({error!r}); use another checkpoint.") from error

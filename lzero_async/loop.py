@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any, Final
 
 from lzero_async.config import one_of, positive_number, whole_number
-from lzero_async.coordinator import AsyncTrainingCoordinator, is_coroutine_function
+from lzero_async.coordinator import AsyncTrainingCoordinator
 from lzero_async.errors import ConfigError, GateTimeout, Stopped
 from lzero_async.evaluator import running_loop
 from lzero_async.scores import Scores
 from lzero_async.signals import orderly_stop
+from lzero_async.stages import is_coroutine_function
 from lzero_async.threads import LoopRunner
 from lzero_async.types import EvalContext, EvalResult, RunResult
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from types import CoroutineType
+from types import CoroutineType, FunctionType
 from typing import Any
 
 from lzero_async.clock import RealClock
@@ -310,3 +311,12 @@ class FutureWaiter:
     def _set(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
+
+
+def is_coroutine_function(fn: Any) -> bool:
+    """Whether calling `fn` gives a coroutine: a coroutine function, a partial of one, or an object with such a call."""
+    if type(fn) is FunctionType and not fn.__dict__:
+        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
+    while isinstance(fn, partial):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

@@ -188,9 +188,9 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 ORDER = [
     "errors types",
     "config",
-    "clock gate adaptive trace",
-    "stats",
-    "weights queues threads",
+    "clock gate trace",
+    "adaptive stats",
+    "weights queues threads resume",
     "shell",
     "stages evaluator scores signals",
     "coordinator",
