@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import os
 import threading
 import warnings
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 ON_FAILURE: Final = ("raise", "restart")
 LEFT_BEHIND_PATIENCE: Final = 0.5
+log = logging.getLogger("lzero_async")
 _KEPT_CHANGES: Final = 1000
 
 
@@ -362,9 +364,10 @@ class AsyncTrainingCoordinator:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             self.close()
-        except BaseException:
+        except BaseException as late:
             if error is None:
                 raise
+            log.error("while closing after %r: %r", error, late, exc_info=late)
 
     @contextmanager
     def exclusive_run(self) -> Iterator[None]:

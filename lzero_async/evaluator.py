@@ -106,7 +106,10 @@ class BackgroundEvaluator:
         with self._lock:
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.wake()
+            try:
+                waiter.wake()
+            except RuntimeError:  # the event loop of the waiting task is closed: nobody waits any more
+                continue
 
     def close(self, timeout: float) -> list[str]:
         """Drop what is queued, cancel a coroutine that runs, and wait for the thread; return those that are left."""

@@ -180,7 +180,7 @@ class GateShell:
             finally:
                 self._starved = False
                 self._settle()
-            self.recorder.ran("replay" if replay else "train", start, end)
+                self.recorder.ran("replay" if replay else "train", start, end)
 
     def fail_train(self) -> None:
         """A train raised: its batch stays first in line."""

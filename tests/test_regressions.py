@@ -113,7 +113,7 @@ def test_an_on_eval_that_raises_at_the_end_does_not_hide_the_failure_and_statist
 
 def test_an_abandoned_background_coroutine_is_no_failure() -> None:
     async def evaluate(context) -> None:
-        await asyncio.sleep(30)
+        await _never()
 
     with AsyncTrainingCoordinator(1, True, get_weights=dict) as coordinator:
         result = coordinator.run(
@@ -132,7 +132,7 @@ def test_close_cancels_an_evaluation_on_the_callers_own_loop() -> None:
 
         async def evaluate() -> None:
             started.set()
-            await asyncio.sleep(30)
+            await _never()
 
         coordinator = AsyncTrainingCoordinator(1, True, get_weights=dict)
         await coordinator.run_eval(evaluate)
@@ -211,7 +211,7 @@ def test_the_garbage_collector_may_finalize_a_stage_while_the_lock_is_held() -> 
 def test_an_interrupted_run_gives_back_what_it_held() -> None:
     async def collect(context: CollectContext) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(30)
+        await _never()
 
     async def quick(context: CollectContext) -> None:
         return None
@@ -347,7 +347,7 @@ def test_the_simulator_checks_its_arguments_and_roles_draw_from_their_own_stream
 def test_an_abandoned_coroutine_at_degree_0_is_cancelled_by_a_stop() -> None:
     async def collect(context: CollectContext) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(30)
+        await _never()
 
     started = time.monotonic()
     with AsyncTrainingCoordinator(0) as coordinator:
@@ -415,7 +415,7 @@ def test_tasks_that_a_stage_leaves_on_its_loop_are_cancelled() -> None:
 
     async def forever() -> None:
         try:
-            await asyncio.sleep(3600)
+            await _never()
         except asyncio.CancelledError:
             cancelled.append(1)
             raise
