@@ -13,8 +13,8 @@ SOURCES := lzero_async zoo tests benchmarks requirements setup.py
 help: ## show this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
 
-train: $(STAMP) ## train PriorZero on the embedded default (not in this version yet)
-	@echo "The PriorZero trainer is not part of this version yet. See the schedules run with:"
+train: ## train PriorZero on the embedded default (not in this version yet)
+	@echo "The PriorZero trainer is not part of this version yet; make check, then see the schedules run:"
 	@echo "  $(PY) zoo/jericho/priorzero/test_async_training.py"
 	@exit 2
 

@@ -32,8 +32,8 @@ class AdaptiveDegree:
     def after_train(self, starved: bool, drift: float | None) -> str | None:
         """Take one train into account; return the reason if the degree changed.
 
-        `starved`: the learner had to wait for this batch while the gate held a collector back. After a cut, as many
-        trains as the old degree pass without another change, since their batches were collected under it.
+        `starved`: the learner had to wait for this batch while the gate held a collector back. After a rise one train
+        passes without another change; after a cut as many as the old degree, whose batches were collected under it.
         """
         if drift is not None and math.isnan(drift):
             drift = math.inf
@@ -48,6 +48,7 @@ class AdaptiveDegree:
             return f"drift {drift:.4g} above {self.threshold:.4g}"
         if starved and self.degree < self.high:
             self.degree = min(self.high, self.degree + INCREASE)
+            self._rest = 1
             return "the learner waited for data while collectors were held back"
         return None
 

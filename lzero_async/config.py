@@ -64,7 +64,7 @@ def resolve_degree(degree: Any, buffer_size: int, batch_size: int) -> tuple[int,
     share = degree * batch_size / buffer_size
     return degree, (
         f"off_policy_degree -1 (automatic): {degree}, from buffer_size {buffer_size} and batch_size {batch_size}; "
-        f"{degree} batches are {share:.1%} of the buffer."
+        f"{share:.1%} of the buffer may wait for training."
     )
 
 

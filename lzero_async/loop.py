@@ -54,7 +54,8 @@ def run(
     every train. eval_target: a score that ends the run, from a background evaluation too. on_eval: called with every result,
     in the learner's thread. on_restart: called before a failed collector goes on. on_stop: on Ctrl+C and SIGTERM (the
     first one; a second one interrupts at once) and on stop(), let running collects and evaluations finish, or abandon
-    them. An exception in any role ends the run with that exception.
+    them. An exception in any role ends the run with that exception. Without a stop condition it
+    runs until a signal or stop(). `best_eval` and `last_eval` are of this call; they are None if none was made.
     """
     if eval_target is not None and eval_fn is None:
         raise ConfigError(f"eval_target is {eval_target!r}, but there is no eval_fn to reach it; pass one.")
@@ -93,6 +94,9 @@ class _Run:
         on_restart: Callable[[int, Exception], None] | None,
         patient: bool,
     ) -> None:
+        for name, fn in (("collect_fn", collect_fn), ("train_fn", train_fn), ("eval_fn", eval_fn)):
+            if not callable(fn) and not (name == "eval_fn" and fn is None):
+                raise ConfigError(f"{name} is {fn!r}; it must be a function.")
         if eval_every and eval_fn is None:
             raise ConfigError(f"eval_every is {eval_every}, but there is no eval_fn; pass one or set eval_every to 0.")
         if eval_fn is not None and not eval_every:
@@ -123,6 +127,7 @@ class _Run:
         self.over = False
         self.failure: BaseException | None = None
         self.runners: list[LoopRunner] = []
+        self.logged: set[type[Exception]] = set()
 
     def run(self, handle_signals: bool, print_statistics: bool) -> RunResult:
         coordinator = self.coordinator
@@ -264,7 +269,7 @@ class _Run:
             pause = min(MAX_BACKOFF, coordinator.restart_backoff * 2**failures)
             log.warning(
                 "collector %d failed (%r); restart %d of at most %d in %.3g s",
-                worker, error, failures + 1, coordinator.max_restarts, pause, exc_info=error,
+                worker, error, failures + 1, coordinator.max_restarts, pause, exc_info=self._first_of_its_kind(error),
             )  # fmt: skip
             with shell.lock:
                 shell.recorder.sums["restarts"] += 1
@@ -273,6 +278,12 @@ class _Run:
             if self.on_restart is not None:
                 self.on_restart(worker, error)
             return failures + 1
+
+    def _first_of_its_kind(self, error: Exception) -> Exception | None:
+        """The error if its traceback was not logged yet: one per type is enough to read."""
+        known = type(error) in self.logged
+        self.logged.add(type(error))
+        return None if known else error
 
     # -- threads -------------------------------------------------------------------------------------------------------
 

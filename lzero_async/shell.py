@@ -152,9 +152,10 @@ class GateShell:
 
     # -- telling the gate ----------------------------------------------------------------------------------------------
 
-    def end_collect(self, ticket: Ticket, *, failed: bool) -> None:
+    def end_collect(self, ticket: Ticket, start: float, end: float, *, failed: bool) -> None:
         """A collect ended without a batch: give its ticket back."""
         with self.lock:
+            self.recorder.failed(start, end)
             if failed:
                 self.gate.fail(ticket.id)
             else:
@@ -182,9 +183,10 @@ class GateShell:
                 self._settle()
                 self.recorder.ran("replay" if replay else "train", start, end)
 
-    def fail_train(self) -> None:
+    def fail_train(self, start: float, end: float) -> None:
         """A train raised: its batch stays first in line."""
         with self.lock:
+            self.recorder.failed(start, end)
             self.gate.fail_train()
             self._settle()
 
@@ -192,7 +194,9 @@ class GateShell:
         """Give the learner's turn back after an evaluation."""
         with self.lock:
             self.gate.finish_eval()
-            if not failed:
+            if failed:
+                self.recorder.failed(start, end)
+            else:
                 self.recorder.ran("eval", start, end)
             self._settle()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,11 @@ def orderly_stop(stop: Callable[[str], None]) -> Iterator[None]:
     def handle(number: int, frame: Any) -> None:
         restore()
         # The interrupted code may hold the coordinator's lock, so another thread takes it.
-        _thread.start_new_thread(stop, (signal.Signals(number).name,))
+        _thread.start_new_thread(announce_and_stop, (signal.Signals(number).name,))
+
+    def announce_and_stop(name: str) -> None:
+        print(f"{name}: ending in order, after what runs now; once more to interrupt.", file=sys.stderr, flush=True)
+        stop(name)
 
     for number in before:
         signal.signal(number, handle)

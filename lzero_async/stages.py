@@ -33,7 +33,7 @@ class Stage:
         self.weights = weights
         self.trace = trace
         self.track = LEARNER
-        self.start = 0.0
+        self.start = -1.0
         self.ticket: Ticket = REPLAY
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
@@ -62,6 +62,15 @@ class Stage:
         self.fail(error)
         return False
 
+    def failed_at(self, name: str) -> float:
+        """Trace the failure; return the time."""
+        end = self.shell.clock.now()
+        if self.start < 0:  # interrupted before it began
+            self.start = end
+        if self.trace is not None:
+            self.trace.span(self.track, f"{name} failed", self.start, end, version=self.ticket.version)
+        return end
+
     def waited(self, parked: Parked) -> Ticket:
         """A wait is over: trace it, and return what was granted."""
         if self.trace is not None:
@@ -78,6 +87,7 @@ class CollectStage(Stage):
         self.shell = shell
         self.weights = weights
         self.trace = trace
+        self.start = -1.0
         self.worker = worker
         if trace is not None:
             self.track = collector(worker)
@@ -97,7 +107,8 @@ class CollectStage(Stage):
 
     def fail(self, error: BaseException) -> None:
         given_up = isinstance(error, (Stopped, asyncio.CancelledError, KeyboardInterrupt))
-        self.shell.end_collect(self.ticket, failed=not given_up)
+        end = self.failed_at("collect")
+        self.shell.end_collect(self.ticket, self.start, end, failed=not given_up)
 
 
 class TrainStage(Stage):
@@ -166,7 +177,8 @@ class TrainStage(Stage):
         return None
 
     def fail(self, error: BaseException) -> None:
-        self.shell.fail_train()
+        end = self.failed_at("train")
+        self.shell.fail_train(self.start, end)
 
     def recover(self, error: BaseException) -> bool:
         again = self._retries > 0 and self._before is not None and isinstance(error, Exception)
@@ -202,7 +214,8 @@ class EvalStage(Stage):
         return None
 
     def fail(self, error: BaseException) -> None:
-        self.shell.finish_eval(self.start, self.start, failed=True)
+        end = self.failed_at("eval")
+        self.shell.finish_eval(self.start, end, failed=True)
 
 
 def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:

@@ -46,6 +46,12 @@ class Recorder:
         if end > self.last_end:
             self.last_end = end
 
+    def failed(self, start: float, end: float) -> None:
+        """A stage ran without a result: it counts for the wall time only."""
+        if self.first_start is None or start < self.first_start:
+            self.first_start = start
+        self.last_end = max(self.last_end, end)
+
     def collected(self, start: float, end: float, at_once: int) -> None:
         """A collect ran while at most `at_once` could run beside each other."""
         self.ran("collect", start, end)

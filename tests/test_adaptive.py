@@ -17,7 +17,7 @@ def test_it_rises_by_two_while_starved_and_never_above_its_maximum() -> None:
     for _ in range(5):
         controller.after_train(True, None)
         degrees.append(controller.degree)
-    assert degrees == [3, 5, 6, 6, 6]
+    assert degrees == [3, 3, 5, 5, 6]
     assert controller.after_train(False, None) is None
 
 

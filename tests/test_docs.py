@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+from lzero_async import AsyncTrainingCoordinator, run
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), ROOT / "CONTRIBUTING.md"]
@@ -47,3 +50,16 @@ def test_every_module_is_on_the_map() -> None:
     readme = (ROOT / "README.md").read_text()
     for path in (ROOT / "lzero_async").glob("*.py"):
         assert path.name in readme or path.name == "__init__.py", path.name
+
+
+def test_the_reference_names_every_argument() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    for function in (AsyncTrainingCoordinator.__init__, run):
+        names = set(inspect.signature(function).parameters) - {
+            "self",
+            "coordinator",
+            "collect_fn",
+            "train_fn",
+            "eval_fn",
+        }
+        assert [name for name in names if f"`{name}`" not in reference] == []

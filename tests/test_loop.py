@@ -273,6 +273,7 @@ def test_an_evaluation_that_still_runs_at_the_end_is_delivered() -> None:
         ({"max_seconds": 0}, "max_seconds is 0"),
         ({"on_stop": "never"}, "choose one of finish, abandon"),
         ({"eval_fn": lambda c: 0}, "eval_every is 0"),
+        ({"eval_fn": 3, "eval_every": 1}, "eval_fn is 3; it must be a function"),
     ],
 )
 def test_bad_options_are_rejected(options: dict, words: str) -> None:
@@ -544,6 +545,7 @@ def test_signals_end_the_run_in_order_and_statistics_are_printed(degree: int, nu
     assert f"reason {signal.Signals(number).name}" in out
     assert "Async Training Statistics:" in out
     assert "Traceback" not in err
+    assert f"{signal.Signals(number).name}: ending in order" in err
 
 
 def test_signal_handlers_are_put_back() -> None:

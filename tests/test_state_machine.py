@@ -103,7 +103,7 @@ class ShellMachine(RuleBasedStateMachine):
     @rule(data=st.data(), failed=st.booleans())
     def lose_a_collect(self, data: st.DataObject, failed: bool) -> None:
         ticket = self.collecting.pop(data.draw(st.integers(0, len(self.collecting) - 1)))
-        self.shell.end_collect(ticket, failed=failed)
+        self.shell.end_collect(ticket, 0.0, 1.0, failed=failed)
 
     @precondition(lambda self: self.training is not None)
     @rule()
@@ -118,7 +118,7 @@ class ShellMachine(RuleBasedStateMachine):
     @rule()
     def fail_the_train(self) -> None:
         self.training = None
-        self.shell.fail_train()
+        self.shell.fail_train(0.0, 1.0)
 
     @precondition(lambda self: self.evaluating)
     @rule(failed=st.booleans())

@@ -16,7 +16,7 @@ import pytest
 
 from lzero_async import AsyncTrainingCoordinator, ConfigError, read_trace
 from lzero_async.stats import format_box
-from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, VirtualClock
+from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, Interrupted, VirtualClock
 
 DOCUMENTED = """
 mode collect_count train_count eval_count collect_train_lag max_lag collect_avg_time train_avg_time eval_avg_time
@@ -175,3 +175,15 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "training goes on without it" in done.stderr
+
+
+def test_failed_stages_show_in_trace_and_wall_time(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with VirtualClock() as clock:
+        learner = FakeLearner(clock, 1.0)
+        with AsyncTrainingCoordinator(1, on_failure="restart", max_restarts=1, clock=clock, trace=path) as coordinator:
+            with pytest.raises(Interrupted):
+                coordinator.run(FakeCollector(clock, 3.0, fail_at={0, 1}), learner, max_train=1)
+            assert coordinator.get_statistics()["wall_time"] == pytest.approx(3.0 + 0.5 + 3.0)
+    failed = [e for e in read_trace(path) if e["name"] == "collect failed"]
+    assert [e["dur"] for e in failed] == [3e6, 3e6]
