@@ -410,4 +410,6 @@ GROUPS = {
 }
 
 if __name__ == "__main__":
-    main_guard(lambda: run_bars("lzero_async core", GROUPS, Path("benchmarks/results/core.json")))
+    main_guard(
+        lambda: run_bars("lzero_async core", GROUPS, Path("benchmarks/results/core.json"), Path("docs/measured.md"))
+    )

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+TABLE_HEAD = "| measurement | median | min to max | bar |"
+
+
 @dataclass(frozen=True)
 class Bar:
     """One measured quantity: `limit` is a lower bound when `at_least`, an upper bound otherwise, or None to report only."""
@@ -25,8 +28,8 @@ class Bar:
     repeats: int | None = None
 
 
-def run_bars(title: str, groups: dict[str, Callable[[], list[Bar]]], default_output: Path) -> int:
-    """Measure what the command line asks for; return 1 if a bar was missed."""
+def run_bars(title: str, groups: dict[str, Callable[[], list[Bar]]], default_output: Path, page: Path) -> int:
+    """Measure what the command line asks for; return 1 if a bar was missed. A full run renews the table of `page`."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument(
         "--only", nargs="+", choices=list(groups), default=list(groups), help="measure only these groups"
@@ -46,9 +49,21 @@ def run_bars(title: str, groups: dict[str, Callable[[], list[Bar]]], default_out
     machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.system()}
     result = {"title": title, "made": time.strftime("%Y-%m-%d"), "machine": machine, "bars": rows}
     options.output.write_text(json.dumps(result, indent=1) + "\n")
+    if options.only == list(groups) and options.output == default_output:
+        text = page.read_text()
+        page.write_text(text[: text.index(TABLE_HEAD)] + markdown(rows))
     missed = [row["name"] for row in rows if row["met"] is False]
     print(f"\nwrote {options.output}; {len(rows) - len(missed)} of {len(rows)} without a miss")
     return 1 if missed else 0
+
+
+def markdown(rows: list[dict]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        f"| {row['group']}: {row['name']} | {row['median']:.3g} | {row['min']:.3g} to {row['max']:.3g} | {row['bar']} |"
+        for row in rows
+    ]
+    return "\n".join([TABLE_HEAD, "|---|---|---|---|", *lines]) + "\n"
 
 
 def judge(group: str, bar: Bar, values: list[float]) -> dict:
