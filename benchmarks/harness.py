@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-
 TABLE_HEAD = "| measurement | median | min to max | bar |"
 
 
