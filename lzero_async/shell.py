@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from lzero_async.config import whole_number
 from lzero_async.errors import CoordinatorClosed, GateTimeout, Stopped
 from lzero_async.gate import Gate, Ticket
 from lzero_async.stats import Recorder
@@ -208,9 +207,6 @@ class GateShell:
 
     def set_limits(self, max_collect: int | None, max_train: int | None) -> None:
         """Admit no collect that these counts could not use; counts since the last reset."""
-        for name, value in (("max_collect", max_collect), ("max_train", max_train)):
-            if value is not None:
-                whole_number(name, value, 0)
         with self.lock:
             self._max_collect, self._max_train = max_collect, max_train
             self._limited = max_collect is not None or max_train is not None

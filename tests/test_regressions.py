@@ -10,6 +10,7 @@ import pickle
 import signal
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -139,7 +140,9 @@ def test_close_cancels_an_evaluation_on_the_callers_own_loop() -> None:
         await started.wait()
         await asyncio.to_thread(coordinator.close)
 
-    asyncio.run(main())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # close() warns of what it could not end
+        asyncio.run(main())
 
 
 def test_a_cancel_before_the_start_is_not_lost() -> None:
