@@ -38,6 +38,7 @@ def run(
     stop_fn: Callable[[], bool] | None = None,
     eval_target: float | None = None,
     on_eval: Callable[[EvalResult], None] | None = None,
+    after_train: Callable[[], None] | None = None,
     on_restart: Callable[[int, Exception], None] | None = None,
     on_stop: str = "finish",
     handle_signals: bool = True,
@@ -52,7 +53,8 @@ def run(
     eval_every: trains between evaluations (0: none). max_train, max_collect: counts to reach, those before a resume
     included; no collect is started that they leave no use for. max_seconds: of the clock. stop_fn: asked before
     every train. eval_target: a score that ends the run, from a background evaluation too. on_eval: called with every result,
-    in the learner's thread. on_restart: called before a failed collector goes on. on_stop: on Ctrl+C and SIGTERM (the
+    in the learner's thread. after_train: called there after every train and its evaluation, while no train runs: the
+    moment to save a checkpoint. on_restart: called before a failed collector goes on. on_stop: on Ctrl+C and SIGTERM (the
     first one; a second one interrupts at once) and on stop(), let running collects and evaluations finish, or abandon
     them. An exception in any role ends the run with that exception. Without a stop condition it
     runs until a signal or stop(). `best_eval` and `last_eval` are of this call; they are None if none was made.
@@ -70,6 +72,7 @@ def run(
         max_seconds=None if max_seconds is None else positive_number("max_seconds", max_seconds),
         stop_fn=stop_fn,
         scores=Scores(eval_target, on_eval),
+        after_train=after_train,
         on_restart=on_restart,
         patient=one_of("on_stop", on_stop, ON_STOP) == "finish",
     ).run(handle_signals, print_statistics)
@@ -91,6 +94,7 @@ class _Run:
         max_seconds: float | None,
         stop_fn: Callable[[], bool] | None,
         scores: Scores,
+        after_train: Callable[[], None] | None,
         on_restart: Callable[[int, Exception], None] | None,
         patient: bool,
     ) -> None:
@@ -121,7 +125,7 @@ class _Run:
         self.eval_every, self.max_train, self.max_collect = eval_every, max_train, max_collect
         self.max_seconds = max_seconds
         self.deadline: float | None = None
-        self.stop_fn, self.scores, self.on_restart = stop_fn, scores, on_restart
+        self.stop_fn, self.scores, self.after_train, self.on_restart = stop_fn, scores, after_train, on_restart
         self.patient = patient
         self.reason = ""
         self.over = False
@@ -184,6 +188,8 @@ class _Run:
                 if self.shell.gate.replayed == replayed:
                     self._evaluate_if_due(runner)
                 self.scores.deliver()
+                if self.after_train is not None:
+                    self.after_train()
         except GateTimeout as error:
             if error.origin is not self.shell or self.deadline is None:
                 raise

@@ -1,0 +1,143 @@
+"""Options: every shipped one loads, every name and value is checked, and the errors teach."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from lzero_async.errors import ConfigError
+from zoo.jericho.priorzero import priorzero_config
+from zoo.jericho.priorzero.options import RULES, build_options, check_options
+from zoo.jericho.priorzero.priorzero_entry import FLAGS, main, parse_arguments
+
+
+def test_every_option_has_a_rule_and_every_rule_an_option() -> None:
+    assert {name: set(values) for name, values in priorzero_config.SECTIONS.items()} == {
+        name: set(rules) for name, rules in RULES.items()
+    }
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("preset", priorzero_config.PRESETS)
+def test_every_preset_is_valid(preset: str, quick: bool) -> None:
+    options = build_options(preset, quick_test=quick)
+    assert options.run_config.exp_name
+    assert (preset == "embedded") == (options.llm_config.llm_engine == "transformers")
+
+
+def test_every_option_is_explained_in_the_line_above_it() -> None:
+    lines = Path(priorzero_config.__file__).read_text().splitlines()
+    for node in ast.parse("\n".join(lines)).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in RULES:
+            explained = ""
+            for keyword in node.value.keywords:
+                line = lines[keyword.lineno - 2].strip()
+                explained = line if line.startswith("#") else explained
+                assert explained, keyword.arg
+
+
+def test_the_examples_of_the_config_are_its_own_options() -> None:
+    text = priorzero_config.__doc__ or ""
+    examples = [line.strip().split("#")[0] for line in text.splitlines() if "policy_config.update(" in line]
+    assert len(examples) == 4
+    for example in examples:
+        call = ast.parse(example.strip()).body[0].value
+        changes = {f"policy_config.{word.arg}": ast.literal_eval(word.value) for word in call.keywords}
+        build_options(changes=changes)
+
+
+def test_every_flag_names_an_option() -> None:
+    for path in FLAGS.values():
+        section, key = path.split(".")
+        assert key in RULES[section]
+
+
+def test_later_layers_win() -> None:
+    options = build_options(
+        "qwen2.5-7b",
+        quick_test=True,
+        changes={"policy_config.batch_size": 20},
+        assignments=["policy_config.batch_size=24", "llm_config.llm=some/model", "run_config.trace=true"],
+    )
+    assert options.policy_config.batch_size == 24
+    assert options.policy_config.num_simulations == 8
+    assert options.llm_config.tensor_parallel_size == 2
+    assert options.llm_config.llm == "some/model"
+    assert options.run_config.trace is True
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("policy_config.batchsize=3", ["batchsize", "batch_size"]),
+        ("polcy_config.batch_size=3", ["polcy_config", "policy_config"]),
+        ("batch_size=3", ["policy_config.batch_size"]),
+        ("policy_config.seed=3", ["run_config"]),
+        ("policy_config.batch_size", ["'='"]),
+        ("policy_config.off_policy_degree=-2", ["off_policy_degree", "-2", "at least -1"]),
+        ("policy_config.batch_size=many", ["batch_size", "many", "whole number"]),
+        ("policy_config.discount_factor=1.5", ["discount_factor", "between 0 and 1"]),
+        ("policy_config.learning_rate=0", ["learning_rate", "above 0"]),
+        ("policy_config.device=tpu", ["auto, cpu, cuda"]),
+        ("llm_config.root_policy=magic", ["llm_plus_wm_logits"]),
+        ("run_config.eval_modes=prior", ["list of"]),
+        ("run_config.eval_modes=['best']", ["prior, world_model, llm"]),
+        ("run_config.exp_name=", ["exp_name"]),
+        ("run_config.trace=1", ["True or False"]),
+        ("policy_config.embed_dim=30", ["multiple of 8"]),
+        ("policy_config.replay_buffer_size=10", ["batch_size"]),
+        ("policy_config.root_window=8", ["num_unroll_steps"]),
+        ("llm_config.root_policy=wm_logits", ["loads no language model", "world_model"]),
+        ("run_config.max_env_step=0", ["never end"]),
+    ],
+)
+def test_a_bad_option_is_one_sentence_that_helps(assignment: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_options(assignments=[assignment])
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_an_unknown_or_missing_option_in_the_file_is_found() -> None:
+    sections = {name: dict(values) for name, values in priorzero_config.SECTIONS.items()}
+    sections["policy_config"]["off_policy_degre"] = 3
+    with pytest.raises(ConfigError, match="did you mean 'off_policy_degree'"):
+        check_options(sections)
+    sections = {name: dict(values) for name, values in priorzero_config.SECTIONS.items()}
+    del sections["policy_config"]["batch_size"]
+    with pytest.raises(ConfigError, match=r"policy_config\.batch_size is missing"):
+        check_options(sections)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--env_id", "no_such_game.z5"],
+        ["--set", "policy_config.batchsize=3"],
+        ["--off_policy_degree", "-5"],
+        ["--resume"],
+        ["--resume", "nowhere.safetensors"],
+        ["--env_id", "zork1.z5"],  # absent, and this is no quick test
+    ],
+)
+def test_bad_input_is_exit_code_2_and_nothing_is_written(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("LZERO_ASYNC_GAMES", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LZERO_ASYNC_CACHE", str(tmp_path / "cache"))
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.strip().startswith("error: ")
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_that_are_not_given_change_nothing() -> None:
+    flags = parse_arguments([])
+    assert all(getattr(flags, flag) is None for flag in FLAGS)

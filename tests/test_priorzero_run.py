@@ -1,0 +1,197 @@
+"""Whole runs on the shipped game, with a tiny random language model: they end, resume exactly, and say what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lzero_async.errors import ConfigError
+from tests.test_priorzero_engine import write_model
+from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
+from zoo.jericho.priorzero.options import build_options
+from zoo.jericho.priorzero.priorzero_entry import main
+
+ENTRY = Path(__file__).resolve().parents[1] / "zoo" / "jericho" / "priorzero" / "priorzero_entry.py"
+SMALL = (
+    "env_config.max_steps=10", "env_config.collector_env_num=2", "env_config.evaluator_env_num=2",
+    "policy_config.n_episode=2", "policy_config.update_per_collect=3", "policy_config.batch_size=8",
+    "policy_config.num_simulations=4", "policy_config.embed_dim=16", "policy_config.dropout=0.1",
+    "policy_config.num_unroll_steps=5", "run_config.eval_every=3", "run_config.eval_episodes=1",
+    "run_config.final_eval_modes=['world_model']", "run_config.max_env_step=0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("llm"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("LZERO_ASYNC_CACHE", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()
+
+
+def arguments(llm: str, folder: Path, *more: str) -> list[str]:
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    return ["--llm", llm, "--exp_name", str(folder), *settings, *more]
+
+
+def metrics(folder: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    timed = ("learner/updates_per_second", "collector/steps_per_second")
+    return [{key: value for key, value in row.items() if key not in timed} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def straight(llm: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "straight"
+    assert main(arguments(llm, folder, "--max_iter", "6")) == 0
+    return folder
+
+
+def test_a_run_writes_what_it_says(straight: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = json.loads((straight / "results.json").read_text())
+    assert results["game"] == find_game(SHIPPED_GAME).label
+    assert results["substitute_for"] == ""
+    assert results["ended_by"] == "max_train"
+    assert results["updates"] == 18 == metrics(straight)[-1]["learner/updates"]
+    assert [row["mode"] for row in results["evaluations"]] == ["prior", "prior", "world_model"]
+    assert results["reuse"]["prior_hit_rate"] > 0
+    assert results["reuse"]["encoder_hit_rate"] > 0
+    assert {path.name for path in (straight / "ckpt").iterdir()} == {"last.safetensors", "best.safetensors"}
+    assert list((straight / "log").glob("events.*"))
+
+
+def test_a_second_run_does_not_touch_the_first(straight: Path, llm: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file()}
+    assert main(arguments(llm, straight, "--max_iter", "1")) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file()}
+    assert (straight.with_name("straight-2") / "results.json").is_file()
+
+
+def test_kill_9_and_resume_give_the_same_numbers(straight: Path, llm: str, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    command = [sys.executable, str(ENTRY), *arguments(llm, folder, "--max_iter", "6", "--set", "run_config.checkpoint_every=3")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stderr is not None
+    for line in process.stderr:  # the progress line after the fourth train: the checkpoint of the third is there
+        if line.startswith("train 4/"):
+            process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    process.stderr.close()
+    assert main(arguments(llm, folder, "--max_iter", "6", "--resume")) == 0
+    assert metrics(folder) == metrics(straight)
+    scores = [json.loads((path / "results.json").read_text())["evaluations"] for path in (folder, straight)]
+    for row in (*scores[0], *scores[1]):
+        row.pop("seconds")
+    assert scores[0] == scores[1]
+
+
+def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process(llm: str, tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    command = [sys.executable, str(ENTRY), *arguments(llm, folder, "--max_iter", "1000")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("train 2/"):
+            os.kill(process.pid, signal.SIGINT)
+            break
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "ended by: SIGINT" in output
+    assert main(arguments(llm, folder, "--max_iter", "4", "--resume")) == 0
+    assert metrics(folder)[-1]["train"] >= 3
+
+
+def test_a_checkpoint_of_another_run_is_refused(straight: Path, llm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = straight / "ckpt" / "last.safetensors"
+    other = arguments(llm, tmp_path / "x", "--max_iter", "9", "--resume", str(last))
+    assert main([*other, "--set", "policy_config.embed_dim=32"]) == 2
+    assert "embed_dim was 16" in capsys.readouterr().err
+    best = [*arguments(llm, tmp_path / "y", "--max_iter", "9", "--resume", str(last.with_name("best.safetensors")))]
+    assert main(best) == 2
+    assert "last.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("extra", [["--off_policy_degree", "2", "--async_eval"], ["--off_policy_degree", "-1"]])
+def test_later_degrees_only_change_a_number(llm: str, tmp_path: Path, extra: list[str]) -> None:
+    folder = tmp_path / "async"
+    assert main(arguments(llm, folder, "--max_iter", "5", *extra)) == 0
+    results = json.loads((folder / "results.json").read_text())
+    assert results["statistics"]["train_count"] == 5
+    assert results["statistics"]["staleness_max"] <= results["statistics"]["off_policy_degree"]
+
+
+def test_an_absent_zork_is_replaced_loudly_and_only_in_a_quick_test(
+    llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LZERO_ASYNC_GAMES", raising=False)
+    assert main(arguments(llm, tmp_path / "a", "--env_id", "zork1.z5", "--max_iter", "1")) == 2
+    capsys.readouterr()
+    assert main(arguments(llm, tmp_path / "b", "--env_id", "zork1.z5", "--max_iter", "1", "--quick_test")) == 0
+    assert "zork1.z5 was not found" in capsys.readouterr().out
+    assert json.loads((tmp_path / "b" / "results.json").read_text())["substitute_for"] == "zork1.z5"
+    assert "zork1.z5 was not found" in (tmp_path / "b" / "run.log").read_text()
+
+
+def test_without_a_language_model_none_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a language model was asked for")
+
+    monkeypatch.setattr("zoo.jericho.priorzero.trainer.make_engine", refuse)
+    settings = ("llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']")
+    more = [word for setting in settings for word in ("--set", setting)]
+    assert main(arguments("", tmp_path / "plain", "--max_iter", "2", *more)) == 0
+
+
+def test_a_game_that_dies_costs_its_episode_and_not_the_run(llm: str, tmp_path: Path) -> None:
+    from zoo.jericho.priorzero.trainer import PriorZero
+
+    settings = [*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=3", "run_config.eval_every=0"]
+    options = build_options(assignments=settings)
+    agent = PriorZero(options, find_game(SHIPPED_GAME), tmp_path)
+    killed: list[int] = []
+
+    def kill_one(steps: int) -> None:
+        process = agent._collector.player.envs[0]._process
+        if not killed and process is not None:
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    agent._stepped = kill_one  # type: ignore[method-assign]
+    try:
+        result = agent.run()
+        assert killed
+        assert result.statistics["train_count"] == 3
+        assert agent.reuse()["game_abnormal_ends"] == 1
+        assert agent.reuse()["game_process_starts"] == 3
+    finally:
+        agent.close()
+
+
+def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) -> None:
+    from zoo.jericho.priorzero import checkpoint
+    from zoo.jericho.priorzero.trainer import PriorZero
+
+    state = checkpoint.load(straight / "ckpt" / "last.safetensors")
+    state["learner"]["policy"]["model"].popitem()
+    checkpoint.save(tmp_path / "bad.safetensors", state)
+    agent = PriorZero(build_options(assignments=[*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=1"]), find_game(SHIPPED_GAME), tmp_path)
+    try:
+        with pytest.raises(ConfigError, match="does not fit"):
+            agent.resume(tmp_path / "bad.safetensors")
+    finally:
+        agent.close()

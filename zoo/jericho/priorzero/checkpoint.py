@@ -1,0 +1,140 @@
+"""Checkpoints: one safetensors file each, written beside its place and moved there, so that a torn one never counts.
+
+Tensors and arrays go into the file as they are; everything else is JSON in its header. Loading runs no code from the
+file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lzero_async.errors import ConfigError
+
+FORMAT = "lzero-async.priorzero"
+VERSION = 1
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    """Write `state` (nested dicts, lists, tuples, numbers, text, arrays, tensors) atomically and durably.
+
+    Raises ConfigError, and leaves an older file at `path` untouched, when the disk refuses.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, torch.Tensor] = {}
+    body = json.dumps(_pack(state, "", tensors))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, temporary, metadata={"format": FORMAT, "version": str(VERSION), "body": body})
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except Exception as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
+            raise ConfigError(
+                f"The checkpoint {path} cannot be written ({error}); free some space or choose another --exp_name. "
+                "The checkpoint written before it is still there."
+            ) from error
+        raise
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read what `save` wrote; a missing, torn or foreign file raises ConfigError with one sentence."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise ConfigError(f"There is no checkpoint at {path}; give --resume a checkpoint file or a run's folder.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise ConfigError(f"{path} is not a checkpoint of PriorZero; give --resume one that a run has written.")
+            if header.get("version") != str(VERSION):
+                raise ConfigError(
+                    f"{path} was written in checkpoint format {header.get('version')}, and this version reads {VERSION}; "
+                    "resume it with the version that wrote it."
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        state = _unpack(json.loads(header["body"]), tensors)
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise _unless_config(error, f"The checkpoint {path} is damaged or not one at all; resume from another one.")
+    if not isinstance(state, dict):
+        raise ConfigError(f"The checkpoint {path} is damaged or not one at all; resume from another one.")
+    return state
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every global random generator that the learner draws from."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "numpy": {"kind": kind, "keys": keys, "position": position, "has_gauss": has_gauss, "gauss": gauss},
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+    }
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Put the generators back."""
+    numpy = state["numpy"]
+    keys = np.asarray(numpy["keys"]).astype(np.uint32)
+    np.random.set_state((numpy["kind"], keys, int(numpy["position"]), int(numpy["has_gauss"]), float(numpy["gauss"])))
+    torch.set_rng_state(torch.as_tensor(state["torch"], dtype=torch.uint8))
+    version, inner, gauss = state["python"]
+    random.setstate((version, tuple(inner), gauss))
+
+
+def _unless_config(error: Exception, sentence: str) -> ConfigError:
+    return error if isinstance(error, ConfigError) else ConfigError(sentence)
+
+
+def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """JSON for `value`, with its tensors taken out into `tensors`."""
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(_plain(value))
+        tensors[name] = tensor.clone().contiguous()  # the file format refuses tensors that share memory
+        return {"$array" if isinstance(value, np.ndarray) else "$tensor": name}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _pack(item, f"{name}/{key}", tensors) for key, item in value.items()}
+        return {
+            "$items": [[_pack(key, name, {}), _pack(item, f"{name}/{key}", tensors)] for key, item in value.items()]
+        }
+    if isinstance(value, tuple):
+        return {"$tuple": [_pack(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]}
+    if isinstance(value, list):
+        return [_pack(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"a checkpoint cannot hold {type(value).__name__} (at {name or 'the top'})")
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.int64) if array.dtype == np.uint32 else np.ascontiguousarray(array)
+
+
+def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"$array"}:
+        return tensors[value["$array"]].numpy()
+    if set(value) == {"$tensor"}:
+        return tensors[value["$tensor"]]
+    if set(value) == {"$tuple"}:
+        return tuple(_unpack(item, tensors) for item in value["$tuple"])
+    if set(value) == {"$items"}:
+        return {_unpack(key, tensors): _unpack(item, tensors) for key, item in value["$items"]}
+    return {key: _unpack(item, tensors) for key, item in value.items()}

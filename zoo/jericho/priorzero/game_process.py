@@ -1,0 +1,238 @@
+"""One game in a process of its own, with a watchdog: a hang or crash of the C code ends that process and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo.jericho.priorzero.game_files import Game
+
+if TYPE_CHECKING:
+    from zoo.jericho.priorzero.game_session import GameState
+
+_logger = logging.getLogger(__name__)
+_ROOT = Path(__file__).resolve().parents[3]
+_CODE = """
+import sys
+sys.path[:] = filter(None, sys.path)  # the working folder may hold anything
+from zoo.jericho.priorzero.game_process import child_main
+child_main(int(sys.argv[1]))
+"""
+_GRACE = 1.0
+
+
+class GameProcessError(RuntimeError):
+    """The game's process hung, crashed or is gone; this episode is over, and a new process is needed."""
+
+
+class GameProcess:
+    """Plays a game like `GameSession`, in its own process.
+
+    A call that takes longer than `timeout` seconds (`start_timeout` for the first, which starts the interpreter) or finds
+    the process dead ends the process and raises GameProcessError; so does every later call. The process ends with
+    `close()`, with this object, and with the process that made it.
+    """
+
+    def __init__(
+        self,
+        game: Game,
+        seed: int | None = None,
+        *,
+        timeout: float = 20.0,
+        start_timeout: float = 30.0,
+        store_path: str = "",
+        **session_options: Any,
+    ) -> None:
+        self._timeout = timeout
+        self._label = game.label
+        self._lock = threading.Lock()
+        ours, theirs = Pipe()
+        # Not a pipe, which would block the game when full; it lives as long as the process.
+        errors = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", _CODE, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=[theirs.fileno()],
+                env=_environment(),
+                # Not in the terminal's group: Ctrl+C is for the run, which then closes its games.
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        self._connection, self._errors = ours, errors
+        self._finalizer = weakref.finalize(self, _end, self._process, ours, errors)
+        self._call("start", game, seed, {"store_path": store_path, **session_options}, timeout=start_timeout)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the game."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process can still be asked."""
+        return self._finalizer.alive and self._process.poll() is None
+
+    def reset(self, seed: int | None = None) -> GameState:
+        """Begin the game anew; see `GameSession.reset`."""
+        return self._call("reset", seed)
+
+    def step(self, action: str) -> GameState:
+        """Send one command; see `GameSession.step`."""
+        return self._call("step", action)
+
+    def begin_step(self, action: str) -> None:
+        """Send one command without waiting, so that several games think at once; `end_step` must be the next call."""
+        with self._lock:
+            self._send("step", (action,))
+
+    def end_step(self, action: str) -> GameState:
+        """The answer to `begin_step(action)`; the watchdog's time runs from here."""
+        with self._lock:
+            answer = self._receive("step", (action,), self._timeout)
+        return self._value(answer)
+
+    def statistics(self) -> dict[str, float]:
+        """Counts of the session; see `GameSession.statistics`."""
+        return self._call("statistics")
+
+    def close(self) -> None:
+        """End the process; harmless when it has ended already."""
+        self._finalizer()
+
+    def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        with self._lock:
+            self._send(method, arguments)
+            answer = self._receive(method, arguments, self._timeout if timeout is None else timeout)
+        return self._value(answer)
+
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+        if not self._finalizer.alive:
+            raise GameProcessError(f"the process of {self._label} has ended")
+        try:
+            self._connection.send((method, arguments))
+        except (EOFError, OSError) as error:
+            raise self._failure(f"died at {_shown(method, arguments)}") from error
+
+    def _receive(self, method: str, arguments: tuple[Any, ...], limit: float) -> Any:
+        if not self._finalizer.alive:
+            raise GameProcessError(f"the process of {self._label} has ended")
+        try:
+            if not self._connection.poll(limit):
+                raise self._failure(f"did not answer within {limit:g} s to {_shown(method, arguments)}")
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._failure(f"died at {_shown(method, arguments)}") from error
+
+    def _value(self, answer: Any) -> Any:
+        outcome, value, records = answer
+        for level, message in records:
+            _logger.log(level, "%s", message)
+        if outcome == "error":
+            kind, text = value
+            raise {"ValueError": ValueError, "RuntimeError": RuntimeError}.get(kind, GameProcessError)(text)
+        return value
+
+    def _failure(self, what: str) -> GameProcessError:
+        self._process.kill()
+        status = self._process.wait()
+        said = _tail(self._errors)
+        self.close()
+        how = f"; it was ended by {signal.Signals(-status).name}" if status < 0 else f"; it ended with code {status}"
+        return GameProcessError(f"the process of {self._label} {what}{how}{f': {said}' if said else ''}")
+
+
+def child_main(descriptor: int) -> None:
+    """The game's process: serves one `GameSession` until the pipe closes or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    connection = Connection(descriptor)
+    records = _Records()
+    logging.getLogger().addHandler(records)
+    session: Any = None
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except (EOFError, OSError):
+            break
+        try:
+            if method == "start":
+                from zoo.jericho.priorzero.game_session import GameSession
+
+                game, seed, options = arguments
+                session, value = GameSession(game, seed, **options), None
+            else:
+                value = getattr(session, method)(*arguments)
+            answer = ("ok", value, records.take())
+        except Exception as error:
+            text = str(error) if type(error) in (ValueError, RuntimeError) else traceback.format_exc()
+            answer = ("error", (type(error).__name__, text), records.take())
+        try:
+            connection.send(answer)
+        except OSError:
+            break
+    if session is not None:
+        session.close()
+
+
+class _Records(logging.Handler):
+    """Keeps what is logged in the game's process until it goes to the parent with the next answer."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kept: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append((record.levelno, record.getMessage()))
+
+    def take(self) -> list[tuple[int, str]]:
+        """What was logged since the last time."""
+        kept, self._kept = self._kept, []
+        return kept
+
+
+def _end_with_parent(parent: int) -> None:
+    # The pipe's end tells an idle process that its parent is gone; one that hangs in C is not listening.
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _environment() -> dict[str, str]:
+    kept = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(_ROOT), *([kept] if kept else [])])
+    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _end(process: subprocess.Popen, connection: Connection, errors: Any) -> None:
+    connection.close()
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    errors.close()
+
+
+def _tail(errors: Any, most: int = 400) -> str:
+    errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, errors.tell() - most))
+    return errors.read().decode(errors="replace").strip()
+
+
+def _shown(method: str, arguments: tuple) -> str:
+    return f"{method} {arguments[0]!r}" if method == "step" else method

@@ -1,0 +1,207 @@
+"""The learner: it alone owns the world model, its optimizer and the replay buffer (LightZero's UniZero)."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lzero_async.types import TrainReport
+from zoo.jericho.priorzero.play import Episode
+from zoo.jericho.priorzero.quiet import quiet
+
+LOSSES = ("weighted_total_loss", "obs_loss", "reward_loss", "value_loss", "policy_loss", "target_policy_entropy",
+          "policy_entropy", "total_grad_norm_before_clip_wm", "target_reward", "target_value")  # fmt: skip
+SEGMENT_ARRAYS = (
+    "obs_segment", "action_segment", "reward_segment", "child_visit_segment", "root_value_segment",
+    "action_mask_segment", "to_play_segment", "timestep_segment",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One train: how many updates it made and the mean of each loss over them (empty when none was possible yet)."""
+
+    updates: int
+    losses: dict[str, float]
+    report: TrainReport
+
+
+class Learner:
+    """UniZero's learner over UniZero's buffer; `cfg` is the whole policy configuration as an EasyDict."""
+
+    def __init__(self, cfg: Any, absorbing_steps: int = 2) -> None:
+        with quiet():
+            from gym.spaces import Discrete
+            from lzero.mcts.buffer.game_segment import GameSegment
+            from lzero.policy.unizero import UniZeroPolicy
+
+            from zoo.jericho.priorzero.replay import ReplayBuffer
+
+            self.policy = UniZeroPolicy(cfg, enable_field=["learn"])
+            self.buffer = ReplayBuffer(cfg)
+        # UniZero's learn step logs two numbers that only its collect mode sets.
+        self.policy._collect_mcts_temperature = self.policy._collect_epsilon = 0.0
+        self.cfg = cfg
+        self.updates = 0
+        self._owed = 0.0  # updates of replay_ratio that are not whole yet
+        self._absorbing = absorbing_steps
+        self._versions: list[int] = []  # of the buffer's segments, in its order
+        self._new_segment = lambda: GameSegment(
+            Discrete(cfg.model.action_space_size), game_segment_length=cfg.game_segment_length, config=cfg
+        )
+
+    @property
+    def model(self) -> Any:
+        """The model being trained, without LightZero's compile wrapper."""
+        model = self.policy._learn_model
+        return getattr(model, "_orig_mod", model)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's weights as they are now; whoever keeps them makes a copy."""
+        return dict(self.model.state_dict())
+
+    def train(self, episodes: Sequence[Episode], version: int, should_stop: Any = lambda: False) -> TrainResult:
+        """Store the episodes, collected with weights of `version`, and make the updates owed for them."""
+        for episode in episodes:
+            self._push(episode, version)
+        self.buffer.remove_oldest_data_to_fit()
+        del self._versions[: len(self._versions) - len(self.buffer.game_segment_buffer)]
+        steps = sum(map(len, episodes))
+        self._owed += self.cfg.update_per_collect or self.cfg.replay_ratio * steps
+        ready = self.buffer.get_num_of_transitions() >= self.cfg.batch_size
+        sums: dict[str, float] = dict.fromkeys(LOSSES, 0.0)
+        ages: list[np.ndarray] = []
+        updates = 0
+        while ready and self._owed >= 1 and not should_stop():
+            data = self.buffer.sample(self.cfg.batch_size, self.policy)
+            ages.append(version - self._sampled_versions(data[0][4]))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # LightZero takes the mean of an empty step while episodes are short
+                logged = self.policy._forward_learn([*data, self.updates])
+            for name in LOSSES:
+                sums[name] += logged[name]
+            self.updates += 1
+            updates += 1
+            self._owed -= 1
+        if not ready:
+            self._owed = 0.0  # nothing to learn from yet; the updates are not owed later
+        age = np.concatenate(ages) if ages else np.zeros(0)
+        report = (
+            TrainReport(None, float(age.mean()), float(age.max()), len(age))
+            if len(age)
+            else TrainReport(sample_count=0)
+        )
+        return TrainResult(updates, {name: sums[name] / updates for name in LOSSES} if updates else {}, report)
+
+    # -- from episodes to segments -------------------------------------------------------------------------------------
+
+    def _push(self, episode: Episode, version: int) -> None:
+        """Cut an episode into the buffer's segments, each padded with what follows it, as UniZero's targets need.
+
+        An episode that the game ended goes on for some steps in its last state, with no reward and no value: without
+        them nothing teaches the world model that nothing comes after a death. One that ran out of steps, crashed or was
+        stopped just ends: its last value targets count the rewards that were seen.
+        """
+        steps, length, cfg = len(episode), self.cfg.game_segment_length, self.cfg
+        extra = self._absorbing if episode.ended else 0
+        slots = cfg.model.action_space_size
+        observations = _extend(episode.observations, extra)
+        actions = np.concatenate([episode.actions, np.arange(extra) % slots])
+        rewards = np.concatenate([episode.rewards, np.zeros(extra, np.float32)])
+        visits = np.concatenate([episode.visits, np.full((extra, slots), 1 / slots, np.float32)])
+        values = np.concatenate([episode.root_values, np.zeros(extra, np.float32)])
+        masks = _extend(episode.masks[:-1], extra)
+        priorities = np.abs(episode.predicted_values - episode.root_values) + 1e-6
+        priorities = np.concatenate([priorities, np.full(extra, priorities.mean())])
+        total, reach = steps + extra, cfg.num_unroll_steps + cfg.td_steps
+        for start in range(0, total, length):
+            end = min(start + length, total)
+            follow = min(end + reach, total)  # beyond its end a segment carries what its targets reach for
+            segment = self._new_segment()
+            segment.obs_segment = list(observations[start : follow + 1])
+            segment.action_segment = actions[start:follow].tolist()
+            segment.reward_segment = rewards[start:follow].tolist()
+            segment.child_visit_segment = visits[start:follow].tolist()
+            segment.root_value_segment = values[start:follow].tolist()
+            segment.action_mask_segment = list(masks[start:follow])
+            segment.to_play_segment = [-1] * (follow - start)
+            segment.timestep_segment = list(range(start, follow))
+            segment.game_segment_to_array()
+            meta = {"done": True, "unroll_plus_td_steps": reach, "priorities": None}  # done: every position has targets
+            if cfg.use_priority:
+                meta["priorities"] = priorities[start:end]
+            self.buffer.push_game_segments(([segment], [meta]))
+            self._versions.append(version)
+
+    def _sampled_versions(self, transitions: Any) -> np.ndarray:
+        look_up, base = self.buffer.game_segment_game_pos_look_up, self.buffer.base_idx
+        return np.asarray([self._versions[look_up[int(index)][0] - base] for index in np.ravel(transitions)])
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a train changes but the buffer, copied."""
+        return {
+            "policy": copy.deepcopy(self.policy._state_dict_learn()),
+            "updates": self.updates,
+            "owed": self._owed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to such a state."""
+        self.policy._load_state_dict_learn(state["policy"])
+        self.updates, self._owed = int(state["updates"]), float(state["owed"])
+
+    def buffer_state(self) -> dict[str, np.ndarray]:
+        """The replay buffer as arrays; equal observations are stored once."""
+        segments = self.buffer.game_segment_buffer
+        state: dict[str, np.ndarray] = {
+            "versions": np.asarray(self._versions, dtype=np.int64),
+            "priorities": np.asarray(self.buffer.game_pos_priorities, dtype=np.float64),
+            "counters": np.asarray([self.buffer.base_idx, self.buffer.num_of_collected_episodes], dtype=np.int64),
+        }
+        for name in SEGMENT_ARRAYS:
+            arrays = [np.asarray(getattr(segment, name)) for segment in segments]
+            state[f"{name}.lengths"] = np.asarray([len(array) for array in arrays], dtype=np.int64)
+            if arrays:
+                state[name] = np.concatenate(arrays)
+        if segments:
+            rows = state.pop("obs_segment")
+            known: dict[bytes, int] = {}
+            state["obs_index"] = np.asarray([known.setdefault(row.tobytes(), len(known)) for row in rows])
+            state["obs_rows"] = np.stack([np.frombuffer(key, dtype=rows.dtype) for key in known])
+        return state
+
+    def load_buffer_state(self, state: dict[str, np.ndarray]) -> None:
+        """Fill the empty buffer from such arrays."""
+        arrays = dict(state)
+        if "obs_index" in arrays:
+            arrays["obs_segment"] = arrays["obs_rows"][arrays["obs_index"]]
+        self.buffer.game_segment_buffer = []
+        self.buffer.game_segment_game_pos_look_up = []
+        base, episodes = (int(number) for number in arrays["counters"])
+        self.buffer.base_idx, self.buffer.num_of_collected_episodes = base, episodes
+        pieces = {
+            name: np.split(arrays[name], np.cumsum(arrays[f"{name}.lengths"])[:-1]) if name in arrays else []
+            for name in SEGMENT_ARRAYS
+        }
+        for index in range(len(arrays["versions"])):
+            segment = self._new_segment()
+            for name in SEGMENT_ARRAYS:
+                setattr(segment, name, pieces[name][index])
+            segment.improved_policy_probs = np.zeros(0)
+            self.buffer.game_segment_buffer.append(segment)
+            stored = min(len(segment.action_segment), self.cfg.game_segment_length)
+            self.buffer.game_segment_game_pos_look_up += [(base + index, step) for step in range(stored)]
+        self.buffer.game_pos_priorities = np.asarray(arrays["priorities"])
+        self._versions = [int(version) for version in arrays["versions"]]
+
+
+def _extend(rows: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([rows, np.repeat(rows[-1:], count, axis=0)]) if count else rows

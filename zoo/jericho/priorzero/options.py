@@ -1,0 +1,242 @@
+"""Options are put together, typed and checked here, once; then they are an EasyDict that nobody questions again."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from easydict import EasyDict
+
+from lzero_async.config import one_of, positive_number, real_number, whole_number
+from lzero_async.errors import ConfigError
+from zoo.jericho.priorzero import priorzero_config
+
+Check = Callable[[str, Any], Any]
+
+
+def _whole(low: int) -> Check:
+    return lambda name, value: whole_number(name, value, low)
+
+
+def _between(low: float, high: float) -> Check:
+    def check(name: str, value: Any) -> float:
+        if not low <= real_number(name, value) <= high:
+            raise ConfigError(f"{name} is {value!r}; it must be between {low:g} and {high:g}.")
+        return float(value)
+
+    return check
+
+
+def _words(*words: str) -> Check:
+    return lambda name, value: one_of(name, value, words)
+
+
+def _subset(*words: str) -> Check:
+    def check(name: str, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise ConfigError(f"{name} is {value!r}; it must be a list of {', '.join(words)}.")
+        return tuple(one_of(f"an entry of {name}", entry, words) for entry in value)
+
+    return check
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is {value!r}; it must be text.")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; it must be True or False.")
+    return value
+
+
+def _name(name: str, value: Any) -> str:
+    if not _text(name, value).strip():
+        raise ConfigError(f"{name} is empty; it must name a folder.")
+    return str(value)
+
+
+_modes = _subset("prior", "world_model", "llm")
+_share = _between(0, 1)
+
+RULES: dict[str, dict[str, Check]] = {
+    "env_config": dict(
+        env_id=_name, rom_dir=_text, max_steps=_whole(1), max_action_num=_whole(2), observation=_words("state", "full"),
+        collector_env_num=_whole(1), evaluator_env_num=_whole(1), step_timeout=positive_number, valid_action_store=_text,
+    ),
+    "policy_config": dict(
+        off_policy_degree=_whole(-1), enable_async_eval=_flag, n_episode=_whole(1), update_per_collect=_whole(0),
+        replay_ratio=positive_number, batch_size=_whole(2), replay_buffer_size=_whole(1), game_segment_length=_whole(1),
+        num_unroll_steps=_whole(4), td_steps=_whole(1), discount_factor=_share, num_simulations=_whole(1),
+        root_window=_whole(1), reanalyze_ratio=_share, use_priority=_flag, absorbing_steps=_whole(0),
+        learning_rate=positive_number, weight_decay=_between(0, 1), grad_clip_value=positive_number,
+        target_update_theta=_share, temperature_start=_between(0, 10), temperature_end=_between(0, 10),
+        temperature_decay_steps=_whole(1), epsilon=_share, root_noise_weight=_share, root_dirichlet_alpha=positive_number,
+        embed_dim=_whole(8), num_layers=_whole(1), num_heads=_whole(1), dropout=_between(0, 0.9),
+        policy_entropy_weight=_between(0, 10), device=_words("auto", "cpu", "cuda"), torch_threads=_whole(0),
+    ),
+    "llm_config": dict(
+        llm_engine=_words("transformers", "vllm"), llm=_text, llm_url=_text, tensor_parallel_size=_whole(1),
+        gpu_memory_utilization=_share, root_policy=_words("llm_logits", "wm_logits", "llm_plus_wm_logits"),
+        llm_weight=_share, weighting=_words("fixed", "adaptive"), history_length=_whole(0), use_cot=_flag,
+        prior_temperature=positive_number, reduction=_words("mean", "sum"), prior_cache_size=_whole(1),
+    ),
+    "encoder_config": dict(encoder_model=_text, max_tokens=_whole(8), cache_size=_whole(1)),
+    "run_config": dict(
+        exp_name=_name, seed=_whole(0), max_iter=_whole(0), max_env_step=_whole(0), max_seconds=_between(0, 1e9),
+        eval_every=_whole(0), eval_episodes=_whole(1), eval_modes=_modes, final_eval_modes=_modes,
+        eval_temperature=_between(0, 10), checkpoint_every=_whole(0), checkpoint_buffer=_flag, trace=_flag,
+    ),
+}  # fmt: skip
+
+
+def build_options(
+    preset: str = "embedded",
+    *,
+    quick_test: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    assignments: Iterable[str] = (),
+) -> EasyDict:
+    """The checked options: the config file, then the preset, `--quick_test`, `changes` by dotted name, `--set` texts."""
+    one_of("--preset", preset, priorzero_config.PRESETS)
+    sections = copy.deepcopy(priorzero_config.SECTIONS)
+    for layer in (priorzero_config.PRESETS[preset], priorzero_config.QUICK_TEST if quick_test else {}):
+        for section, values in layer.items():
+            for key, value in values.items():
+                _put(sections, f"{section}.{key}", value)
+    for path, value in (changes or {}).items():
+        _put(sections, path, value)
+    for text in assignments:
+        path, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text!r} has no '='; write it as --set policy_config.batch_size=64.")
+        _put(sections, path.strip(), _parse(value.strip()))
+    return check_options(sections)
+
+
+def check_options(sections: Mapping[str, Mapping[str, Any]]) -> EasyDict:
+    """Reject unknown names and bad values, also those that only clash with each other; return an EasyDict."""
+    for section in sections:
+        _known(section, RULES, "section")
+    checked: dict[str, dict[str, Any]] = {}
+    for section, rules in RULES.items():
+        values = dict(sections.get(section, {}))
+        for key in values:
+            _known(key, rules, f"option of {section}", section)
+        if missing := [key for key in rules if key not in values]:
+            raise ConfigError(f"{section}.{missing[0]} is missing; put it back into priorzero_config.py.")
+        checked[section] = {key: check(f"{section}.{key}", values[key]) for key, check in rules.items()}
+    options = EasyDict(checked)
+    for section, key in (("run_config", "eval_modes"), ("run_config", "final_eval_modes")):
+        options[section][key] = tuple(checked[section][key])  # EasyDict turns tuples of text into lists of text
+    _check_together(options)
+    return options
+
+
+def _check_together(options: EasyDict) -> None:
+    policy, llm, run = options.policy_config, options.llm_config, options.run_config
+    if policy.replay_buffer_size <= policy.batch_size:
+        raise ConfigError(
+            f"policy_config.replay_buffer_size is {policy.replay_buffer_size}, not more than batch_size "
+            f"{policy.batch_size}; enlarge it."
+        )
+    if policy.embed_dim % policy.num_heads or policy.embed_dim % 8:
+        raise ConfigError(
+            f"policy_config.embed_dim is {policy.embed_dim}; it must be a multiple of 8 and of num_heads "
+            f"({policy.num_heads})."
+        )
+    if policy.root_window > policy.num_unroll_steps - 1:
+        raise ConfigError(
+            f"policy_config.root_window is {policy.root_window}; it must be below num_unroll_steps "
+            f"({policy.num_unroll_steps}), the longest sequence that the world model is trained on."
+        )
+    if llm.root_policy == "wm_logits" and (wanted := {"prior", "llm"} & {*run.eval_modes, *run.final_eval_modes}):
+        raise ConfigError(
+            f"llm_config.root_policy is 'wm_logits', which loads no language model, but {' and '.join(sorted(wanted))} "
+            "is to be evaluated; set run_config.eval_modes and run_config.final_eval_modes to ['world_model']."
+        )
+    if not (run.max_iter or run.max_env_step or run.max_seconds):
+        raise ConfigError(
+            "run_config.max_iter, max_env_step and max_seconds are all 0, so the run would never end; set one."
+        )
+
+
+def _put(sections: dict[str, dict[str, Any]], path: str, value: Any) -> None:
+    section, dot, key = path.partition(".")
+    if not dot:
+        owners = [name for name, rules in RULES.items() if section in rules]
+        hint = f"; did you mean {owners[0]}.{section}?" if owners else "."
+        raise ConfigError(f"{path!r} is not a full name of an option (section.option){hint}")
+    _known(section, RULES, "section")
+    _known(key, RULES[section], f"option of {section}", section)
+    sections[section][key] = value
+
+
+def _known(name: str, names: Iterable[str], what: str, section: str = "") -> None:
+    names = list(names)
+    if name in names:
+        return
+    close = difflib.get_close_matches(name, names, n=1)
+    owners = [other for other, rules in RULES.items() if name in rules and other != section]
+    if close:
+        hint = f"did you mean {close[0]!r}?"
+    elif owners:
+        hint = f"it belongs to {owners[0]}."
+    else:
+        hint = f"the names are {', '.join(names)}."
+    raise ConfigError(
+        f"{name!r} is not an {what}; {hint}" if what[0] in "aeio" else f"{name!r} is not a {what}; {hint}"
+    )
+
+
+def _parse(text: str) -> Any:
+    """A Python value if the text is one, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def unizero_config(options: EasyDict, features: int) -> EasyDict:
+    """LightZero's configuration of UniZero for these options, over vectors of `features` numbers."""
+    import torch
+    from ding.utils import deep_merge_dicts
+    from lzero.mcts.buffer.game_buffer_unizero import UniZeroGameBuffer
+    from lzero.policy.unizero import UniZeroPolicy
+
+    policy, env = options.policy_config, options.env_config
+    device = policy.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("policy_config.device is 'cuda', but torch finds no GPU; set it to 'auto' or 'cpu'.")
+    unroll = policy.num_unroll_steps
+    world_model = dict(
+        action_space_size=env.max_action_num, max_blocks=unroll, max_tokens=2 * unroll, context_length=2 * unroll,
+        device=device, num_layers=policy.num_layers, num_heads=policy.num_heads, embed_dim=policy.embed_dim,
+        embed_pdrop=policy.dropout, resid_pdrop=policy.dropout, attn_pdrop=policy.dropout, obs_type="vector", env_num=1,
+        num_simulations=policy.num_simulations, policy_entropy_weight=policy.policy_entropy_weight, support_size=101,
+    )  # fmt: skip
+    model = dict(
+        model_type="mlp", observation_shape=features, action_space_size=env.max_action_num, frame_stack_num=1,
+        norm_type="LN", world_model_cfg=world_model,
+    )  # fmt: skip
+    own = dict(
+        model=model, cuda=device == "cuda", device=device, use_wandb=False, action_type="fixed_action_space",
+        collector_env_num=env.collector_env_num, evaluator_env_num=env.evaluator_env_num,
+        batch_size=policy.batch_size, replay_buffer_size=policy.replay_buffer_size,
+        game_segment_length=policy.game_segment_length, num_unroll_steps=unroll, td_steps=policy.td_steps,
+        discount_factor=policy.discount_factor, num_simulations=policy.num_simulations,
+        reanalyze_ratio=policy.reanalyze_ratio, use_priority=policy.use_priority,
+        update_per_collect=policy.update_per_collect, replay_ratio=policy.replay_ratio,
+        learning_rate=policy.learning_rate, weight_decay=policy.weight_decay, grad_clip_value=policy.grad_clip_value,
+        target_update_theta=policy.target_update_theta, root_dirichlet_alpha=policy.root_dirichlet_alpha,
+        root_noise_weight=policy.root_noise_weight,
+    )  # fmt: skip
+    defaults = deep_merge_dicts(UniZeroGameBuffer.default_config(), UniZeroPolicy.default_config())
+    return EasyDict(deep_merge_dicts(defaults, own))

@@ -1,0 +1,231 @@
+"""The language model's prior over a state's valid actions, with a cache: a state seen before costs no language model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lzero_async.errors import ConfigError
+from zoo.jericho.priorzero.engines import Engine, Prompt, Reduction, ScoreRequest, check_reduction, prompt_key
+from zoo.jericho.priorzero.prompts import Turn, build_prompt
+
+if TYPE_CHECKING:
+    from zoo.jericho.priorzero.game_session import GameState
+
+TEMPLATE_TOKENS = 32
+"""More tokens than a chat template adds to one message."""
+
+
+@dataclass(frozen=True)
+class PriorRequest:
+    """Ask for the prior over `actions` in `state`; `history` holds all turns of `episode` so far, oldest first."""
+
+    state: GameState
+    actions: tuple[str, ...]
+    history: tuple[Turn, ...] = ()
+    episode: Hashable = None
+
+
+@dataclass
+class _Miss:
+    item: PriorRequest
+    prompt: Prompt
+    history_length: int
+
+
+class LLMPrior:
+    """Turns an engine's scores into log-probabilities over actions; keeps the last `cache_size` answers.
+
+    `temperature` divides the scores before the softmax; `reduction` is that of a candidate's token log-probabilities. With
+    `use_cot` the model first writes at most `cot_tokens` tokens of reasoning. May be called from several threads.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        history_length: int = 0,
+        temperature: float = 1.0,
+        reduction: Reduction = "mean",
+        use_cot: bool = False,
+        cot_tokens: int = 48,
+        cache_size: int = 100_000,
+        game_title: str = "",
+    ) -> None:
+        check_reduction(reduction)
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise ConfigError(f"the prior's temperature is {temperature}, but must be a finite number above 0")
+        for name, value, least in (
+            ("history_length", history_length, 0),
+            ("cot_tokens", cot_tokens, 1),
+            ("cache_size", cache_size, 0),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} is {value}, but must be {least} or more")
+        self.engine = engine
+        self._history_length = history_length
+        self._temperature = temperature
+        self._reduction: Reduction = reduction
+        self._use_cot = use_cot
+        self._cot_tokens = cot_tokens
+        self._cache_size = cache_size
+        self._game_title = game_title
+        self._cache: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+        self._counts = {"requests": 0, "hits": 0, "engine_requests": 0, "shortened_prompts": 0, "without_score": 0}
+        self._engine_seconds = 0.0
+
+    def __call__(self, items: Sequence[PriorRequest]) -> list[np.ndarray]:
+        """Log-probabilities, float32 [actions], per item; their exponentials sum to 1 (no actions give an empty array).
+
+        An action without text has probability 0, unless none has text; equal actions share one action's probability.
+        """
+        version = self.engine.weights_version
+        keys, misses, answers = [], dict[bytes, _Miss](), dict[bytes, np.ndarray]()
+        for item in items:
+            miss = _Miss(item, *self._prompt(item))
+            key = self._key(miss, version)
+            keys.append(key)
+            if key in answers or key in misses:
+                continue
+            known = self._recall(key)
+            if known is None:
+                misses[key] = miss
+            else:
+                answers[key] = known
+        with self._lock:
+            self._counts["requests"] += len(items)
+            self._counts["hits"] += len(items) - len(misses)
+        if misses:
+            fresh = dict(zip(misses, self._ask(list(misses.values())), strict=True))
+            answers |= fresh
+            if self.engine.weights_version == version:  # else nobody can say which weights answered
+                self._keep(fresh)
+        return [answers[key].copy() for key in keys]
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters since the start: requests, hits (equal requests of one call included), hit_rate, engine_seconds and more."""
+        with self._lock:
+            counts = dict(self._counts)
+            hit_rate = counts["hits"] / counts["requests"] if counts["requests"] else 0.0
+            return counts | {
+                "hit_rate": hit_rate,
+                "engine_seconds": self._engine_seconds,
+                "cache_entries": len(self._cache),
+            }
+
+    def clear(self) -> None:
+        """Forget all answers; the counters stay."""
+        with self._lock:
+            self._cache.clear()
+
+    # -- prompts ----------------------------------------------------------
+
+    def _prompt(self, item: PriorRequest) -> tuple[Prompt, int]:
+        """The prompt, with less of the oldest history where the model could not read it all; and the history length it took."""
+        length = self._history_length
+        prompt = self._build(item, length)
+        while length and not self._fits(prompt, item.actions):
+            length //= 2
+            prompt = self._build(item, length)
+        if length < self._history_length:
+            with self._lock:
+                self._counts["shortened_prompts"] += 1
+        return prompt, length
+
+    def _build(self, item: PriorRequest, history_length: int, reasoning: str = "") -> Prompt:
+        return build_prompt(
+            item.state,
+            item.history,
+            history_length=history_length,
+            game_title=self._game_title,
+            actions=item.actions,
+            use_cot=self._use_cot,
+            reasoning=reasoning,
+        )
+
+    def _fits(self, prompt: Prompt, actions: Sequence[str]) -> bool:
+        room = self.engine.context_length - max((len(action.encode()) for action in actions), default=0)
+        room -= self._cot_tokens + 1 if self._use_cot else 0
+        # a token holds at least one byte: most prompts are seen to fit without tokenising them
+        if sum(len(message["content"].encode()) + TEMPLATE_TOKENS for message in prompt) <= room:
+            return True
+        return self.engine.count_tokens(prompt) <= room
+
+    # -- the engine -------------------------------------------------------
+
+    def _ask(self, misses: list[_Miss]) -> list[np.ndarray]:
+        start = time.perf_counter()
+        if self._use_cot:
+            thoughts = self.engine.generate([miss.prompt for miss in misses], self._cot_tokens)
+            for miss, thought in zip(misses, thoughts, strict=True):
+                first_line = thought.strip().split("\n", 1)[
+                    0
+                ]  # the action it goes on to write must not be scored after itself
+                miss.prompt = self._build(miss.item, miss.history_length, first_line)
+        requests = [
+            ScoreRequest(miss.prompt, miss.item.actions, miss.item.episode if miss.history_length else None)
+            for miss in misses
+        ]
+        scores = self.engine.score(requests, self._reduction)
+        seconds = time.perf_counter() - start
+        answers = [
+            action_log_probs(miss.item.actions, one, self._temperature)
+            for miss, one in zip(misses, scores, strict=True)
+        ]
+        with self._lock:
+            self._engine_seconds += seconds
+            self._counts["engine_requests"] += len(requests)
+            self._counts["without_score"] += sum(bool(len(one)) and not np.isfinite(one).any() for one in scores)
+        return answers
+
+    # -- the cache --------------------------------------------------------
+
+    def _key(self, miss: _Miss, version: int) -> bytes:
+        parts = [prompt_key(miss.prompt), miss.item.actions, version, self._reduction, self._temperature, self._use_cot]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
+
+    def _recall(self, key: bytes) -> np.ndarray | None:
+        with self._lock:
+            known = self._cache.get(key)
+            if known is not None:
+                self._cache.move_to_end(key)
+            return known
+
+    def _keep(self, fresh: dict[bytes, np.ndarray]) -> None:
+        with self._lock:
+            for key, value in fresh.items():
+                self._cache[key] = value
+                self._cache.move_to_end(key)
+            while len(self._cache) > self._cache_size:
+                self._cache.popitem(last=False)
+
+
+def action_log_probs(actions: Sequence[str], scores: np.ndarray, temperature: float) -> np.ndarray:
+    """Log-softmax, float32, of scores / temperature over distinct actions; equal texts share one action's probability equally.
+
+    A score of -inf or NaN is no probability; without any finite score the result is uniform.
+    """
+    if not len(actions):
+        return np.zeros(0, np.float32)
+    texts = [action.strip() for action in actions]
+    groups = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    group = np.array([groups[text] for text in texts])
+    values = np.asarray(scores, np.float64) / temperature
+    values = np.where(np.isfinite(values), values, -np.inf)
+    if np.isneginf(values).all():
+        return np.full(len(actions), -math.log(len(actions)), np.float32)
+    best = np.full(len(groups), -np.inf)
+    np.maximum.at(best, group, values)
+    best -= best.max()
+    log_probs = best - math.log(np.exp(best).sum())
+    return (log_probs[group] - np.log(np.bincount(group))[group]).astype(np.float32)

