@@ -8,22 +8,26 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint types bench soak lock clean
+.PHONY: help train quick learn test check lint types bench soak vllm vllm-test game lock clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-train: ## train PriorZero on the embedded default (not in this version yet)
-	@echo "The PriorZero trainer is not part of this version yet; make check, then see the schedules run:"
-	@echo "  $(PY) zoo/jericho/priorzero/test_async_training.py"
-	@exit 2
+train: $(STAMP) ## train PriorZero on the game that comes along (about 10 minutes, CPU only)
+	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --set run_config.max_seconds=540
+
+quick: $(STAMP) ## every part of PriorZero once (about 3 minutes)
+	$(PY) zoo/jericho/priorzero/priorzero_entry.py --quick_test
+
+learn: $(STAMP) ## the learning curves: three seeds, two at a time, at most 25 minutes each; resumable
+	$(PY) -m benchmarks.learn
 
 test: $(STAMP) ## all tests (about 5 minutes)
 	$(PY) -m pytest
 	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
 
 check: lint types ## lint, types and the fast tests
-	$(PY) -m pytest -m 'not slow and not soak'
+	$(PY) -m pytest -m "not slow and not soak and not vllm"
 
 lint: $(STAMP) ## ruff
 	$(PY) -m ruff check $(SOURCES)
@@ -34,6 +38,15 @@ types: $(STAMP) ## mypy, strict on the library
 
 bench: $(STAMP) ## the measured bars, as a table and as benchmarks/results/core.json (about 6 minutes)
 	$(PY) -m benchmarks.core
+
+vllm: $(STAMP) ## build .venv-vllm, the environment of the vLLM engine (3.5 GB, about 5 minutes)
+	$(PY) requirements/install_vllm.py
+
+vllm-test: vllm ## the tests that need a real vLLM (CPU build; about 10 minutes)
+	$(PY) -m pytest -m vllm tests/test_priorzero_vllm.py
+
+game: ## compile the shipped game again (needs inform6) and check that it is the frozen one
+	$(PYTHON) zoo/jericho/priorzero/games/build.py
 
 soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk (about 10 minutes)
 	$(PY) -m pytest -m soak -p no:cacheprovider

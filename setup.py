@@ -27,7 +27,10 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["lzero_async", "lzero_async.*", "zoo", "zoo.*"]),
-    package_data={"lzero_async": ["py.typed"]},
+    package_data={
+        "lzero_async": ["py.typed"],
+        "zoo.jericho.priorzero": ["games/*.z5", "games/*.inf", "games/*.txt", "games/*.json", "games/*.md"],
+    },
     cmdclass={"build_py": BuildPy},
     extras_require={
         # LightZero has wheels for Python 3.10 and 3.11 only. The tested set is requirements/stack.lock.txt.
@@ -39,6 +42,9 @@ setup(
             "transformers>=4.40",
             "easydict>=1.13",
             "safetensors>=0.4",
+            "tensorboard>=2.14",
+            "gguf>=0.10",
+            "accelerate>=1.0",
         ],
         "ray": ["ray>=2.9"],
         "wandb": ["wandb>=0.16"],

@@ -5,6 +5,7 @@ CPU time, not wall time, so that a busy machine changes the ratios little.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from functools import cache
@@ -32,6 +33,7 @@ Somewhere above you a board creaks. The wind moves the curtain and the smell of 
 A clock without hands hangs over the door. Three hooks are on the wall, and on the last one hangs an apron with deep pockets. """
 SENTENCES = DESCRIPTION.replace("\n", " ").split(". ")
 errors: list[float] = []
+episodes = itertools.count(1)
 
 
 def game_state(look: str, response: str = "Taken.") -> GameState:
@@ -102,14 +104,17 @@ def first_step() -> float:
 
 
 def episode_step(looks: list[str], answers: list[str]) -> float:
-    """The last step of an episode through rooms of these descriptions, each left after one answer of the game."""
+    """The last step of an episode through rooms of these descriptions, each left after one answer of the game.
+
+    Each episode has a title of its own at the head of its prompts: the engine would find an equal prompt of an earlier repeat.
+    """
     history: tuple[Turn, ...] = ()
-    key = object()
+    key = next(episodes)
     for look, answer in zip(looks[:-1], answers, strict=True):
-        prompt = build_prompt(game_state(look), history, history_length=16)
+        prompt = build_prompt(game_state(look), history, history_length=16, game_title=f"number {key}")
         engine().score([ScoreRequest(prompt, tuple(ACTIONS), key)])
         history += (Turn(answer, ACTIONS[len(history)], 0.0),)
-    prompt = build_prompt(game_state(looks[-1]), history, history_length=16)
+    prompt = build_prompt(game_state(looks[-1]), history, history_length=16, game_title=f"number {key}")
     return compare(ScoreRequest(prompt, tuple(ACTIONS), key))
 
 

@@ -238,6 +238,20 @@ def test_a_reached_target_ends_the_run(degree: int, background: bool) -> None:
     assert result.statistics["train_count"] < 16
 
 
+@pytest.mark.parametrize("degree", [0, 2])
+def test_after_train_is_called_between_trains_and_after_their_evaluation(degree: int) -> None:
+    with VirtualClock() as clock:
+        coordinator, collect, learner = pipeline(clock, degree)
+        seen: list[tuple[int, int, str | None]] = []
+
+        def look() -> None:
+            seen.append((coordinator.train_count, coordinator.get_statistics()["eval_count"], coordinator.shell.gate.running))
+
+        coordinator.run(collect, learner, FakeEvaluator(clock, 2.5), eval_every=2, max_train=4, after_train=look)
+        coordinator.close()
+    assert seen == [(1, 0, None), (2, 1, None), (3, 1, None), (4, 2, None)]
+
+
 def test_a_target_reached_in_the_background_wakes_a_learner_that_waits() -> None:
     with VirtualClock() as clock:
         coordinator, _, learner = pipeline(clock, 1, enable_async_eval=True)

@@ -211,9 +211,11 @@ class VllmEngine:
                 self._counts["failures"] += 1
             self._check_open()
             if self._is_alive():
-                raise ConfigError(
-                    f"cannot load the weights in {weights!r}: {failure}; the old weights stay"
-                ) from failure
+                if failure.answered:
+                    raise ConfigError(
+                        f"cannot load the weights in {weights!r}: {failure}; the old weights stay"
+                    ) from failure
+                continue  # only the question was lost
             if attempt < self._max_restarts:
                 log.warning("the vllm engine failed over new weights: %s", failure)
                 self._recover(self._backoff * 2**attempt)

@@ -70,9 +70,11 @@ class InProcessTransport:
         try:
             self._run(lambda llm: llm.collective_rpc("reload_all_weights", kwargs={"weights_path": path}))
             self._run(lambda llm: llm.reset_prefix_cache(reset_running_requests=True))
+        except EngineFailure:
+            raise
         except Exception as error:
-            # the worker's own error, or that of an engine that has died
-            raise EngineFailure(f"{type(error).__name__}: {error}") from error
+            # the worker's own error, passed on by vLLM
+            raise EngineFailure(f"{type(error).__name__}: {error}", answered=True) from error
 
     def _run(self, call: Callable[[Any], Any], timeout: float | None = None) -> Any:
         """What `call` returns or raises; EngineFailure when the engine dies over it, where vLLM's object waits for ever."""

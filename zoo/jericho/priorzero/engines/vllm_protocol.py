@@ -15,6 +15,11 @@ from lzero_async.errors import LzeroAsyncError
 class EngineFailure(LzeroAsyncError):
     """The engine has died, hangs or answered with an error of its own; the question may be asked again."""
 
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
+        """Whether this is what the engine itself said, rather than silence."""
+
 
 @dataclass(frozen=True)
 class Question:

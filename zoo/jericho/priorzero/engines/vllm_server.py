@@ -45,7 +45,10 @@ class HttpTransport:
             logging.getLogger("httpx").setLevel(logging.WARNING)  # it reports every single request as news
 
     def _make_client(self, socket: str | None) -> httpx.Client:
-        limits = httpx.Limits(max_connections=self._connections, max_keepalive_connections=self._connections)
+        # Idle connections are given up well before vLLM's server does so (5 s): a request on one that it is closing is lost.
+        limits = httpx.Limits(
+            max_connections=self._connections, max_keepalive_connections=self._connections, keepalive_expiry=1.0
+        )
         try:
             return httpx.Client(
                 base_url=self.url,
@@ -129,7 +132,7 @@ class HttpTransport:
         except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed under this call
             raise EngineFailure(f"no answer from {self.url}{path}: {type(error).__name__} {error}".rstrip()) from error
         if reply.status_code >= 500:
-            raise EngineFailure(f"{self.url}{path} answered {reply.status_code}: {_message(reply)}")
+            raise EngineFailure(f"{self.url}{path} answered {reply.status_code}: {_message(reply)}", answered=True)
         if reply.status_code in (403, 404):
             remedy = (
                 "start it with VLLM_SERVER_DEV_MODE=1"
