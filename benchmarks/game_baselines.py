@@ -1,6 +1,6 @@
 """How far chance and the language model alone get on the shipped game, at the step limit of the embedded preset.
 
-    python -m benchmarks.game_baselines --episodes 300 --llm_episodes 50
+python -m benchmarks.game_baselines --episodes 300 --llm_episodes 50
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def main() -> None:
     """Print the measures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=300, help="of random play (default %(default)s)")
-    parser.add_argument("--llm_episodes", type=int, default=50, help="of the language model at each temperature (default %(default)s)")
+    parser.add_argument(
+        "--llm_episodes", type=int, default=50, help="of the language model at each temperature (default %(default)s)"
+    )
     parser.add_argument("--max_steps", type=int, default=80, help="of an episode (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

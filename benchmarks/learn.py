@@ -30,7 +30,9 @@ def main() -> int:
     """Train what is not trained yet, then write and draw; 1 if the bar was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--minutes", type=float, default=25.0, help="of training at most, per seed (default %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=25.0, help="of training at most, per seed (default %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="seeds at once, one core each (default %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("runs/learn"))
     parser.add_argument("--set", action="append", default=[], dest="assignments", metavar="SECTION.OPTION=VALUE")
@@ -148,10 +150,15 @@ def draw(runs: dict[int, dict[str, Any]], baselines: list[dict[str, Any]], path:
     for seed, run in runs.items():
         rows = [row for row in run["evaluations"] if row["mode"] == "prior"]
         axes.plot([row["env_steps"] for row in rows], [row["mean"] for row in rows], marker=".", label=f"seed {seed}")
-    for mode, name, colour in (("llm", "LLM alone (best temperature)", "tab:red"), ("random", "random play", "tab:gray")):
+    for mode, name, colour in (
+        ("llm", "LLM alone (best temperature)", "tab:red"),
+        ("random", "random play", "tab:gray"),
+    ):
         score = max(row["mean_score"] for row in baselines if row["mode"] == mode)
         axes.axhline(score, color=colour, linestyle="--", linewidth=1, label=f"{name}: {score:.1f}")
-    axes.axhline(BAR * highest, color="black", linestyle=":", linewidth=1, label=f"half of the maximum: {BAR * highest:.0f}")
+    axes.axhline(
+        BAR * highest, color="black", linestyle=":", linewidth=1, label=f"half of the maximum: {BAR * highest:.0f}"
+    )
     axes.set(xlabel="environment steps", ylabel=f"evaluation score (of {highest})", ylim=(-2, highest + 2))
     axes.set_title(f"{next(iter(runs.values()))['game']}: PriorZero, embedded preset, degree 0")
     axes.legend(fontsize=8)

@@ -22,7 +22,12 @@ BATCH, UNROLL = 16, 5
 
 def bars() -> list[Bar]:
     return [
-        Bar("100 updates with their samples: times faster than LightZero's text path", 10, True, lambda: measure()["ratio"]),
+        Bar(
+            "100 updates with their samples: times faster than LightZero's text path",
+            10,
+            True,
+            lambda: measure()["ratio"],
+        ),
         Bar("loss of the last 10 updates / loss of the first 10", 1, False, lambda: measure()["loss_ratio"]),
         Bar("distinct observations of 2,000", None, True, lambda: measure()["distinct"]),
         Bar("ours, 100 updates (s)", None, False, lambda: measure()["ours"]),
@@ -82,7 +87,10 @@ def _config(features: int) -> Any:
     changes = {"batch_size": BATCH, "num_unroll_steps": UNROLL, "root_window": 1, "learning_rate": 1e-3}
     changes |= {"update_per_collect": 1, "game_segment_length": STEPS}
     options = build_options(
-        changes={"env_config.max_action_num": SLOTS, **{f"policy_config.{key}": value for key, value in changes.items()}}
+        changes={
+            "env_config.max_action_num": SLOTS,
+            **{f"policy_config.{key}": value for key, value in changes.items()},
+        }
     )
     return unizero_config(options, features)
 
@@ -97,7 +105,14 @@ def _episode(vectors: np.ndarray, rest: tuple[list[int], list[float], list[int]]
     visits = masks[:-1] / masks[:-1].sum(1, keepdims=True)
     zeros = np.zeros(len(actions), np.float32)
     return Episode(
-        vectors, np.asarray(actions), np.asarray(rewards, np.float32), masks, visits.astype(np.float32), zeros, zeros, False
+        vectors,
+        np.asarray(actions),
+        np.asarray(rewards, np.float32),
+        masks,
+        visits.astype(np.float32),
+        zeros,
+        zeros,
+        False,
     )
 
 

@@ -245,7 +245,9 @@ def test_after_train_is_called_between_trains_and_after_their_evaluation(degree:
         seen: list[tuple[int, int, str | None]] = []
 
         def look() -> None:
-            seen.append((coordinator.train_count, coordinator.get_statistics()["eval_count"], coordinator.shell.gate.running))
+            seen.append(
+                (coordinator.train_count, coordinator.get_statistics()["eval_count"], coordinator.shell.gate.running)
+            )
 
         coordinator.run(collect, learner, FakeEvaluator(clock, 2.5), eval_every=2, max_train=4, after_train=look)
         coordinator.close()

@@ -22,7 +22,14 @@ def new_learner(**changes: object) -> Learner:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)
-    values = {"embed_dim": 16, "num_heads": 2, "num_unroll_steps": 4, "td_steps": 1, "batch_size": 4, "replay_ratio": 0.25}
+    values = {
+        "embed_dim": 16,
+        "num_heads": 2,
+        "num_unroll_steps": 4,
+        "td_steps": 1,
+        "batch_size": 4,
+        "replay_ratio": 0.25,
+    }
     values |= {"game_segment_length": 5, "replay_buffer_size": 40, "dropout": 0.1, **changes}
     options = build_options(
         changes={"env_config.max_action_num": SLOTS, **{f"policy_config.{key}": value for key, value in values.items()}}
@@ -79,7 +86,11 @@ def test_eviction_keeps_positions_and_segments_together() -> None:
     for seed in range(6):
         learner.train([episode(12, seed)], seed)
         positions, segments = stored_positions(learner), learner.buffer.game_segment_buffer
-        kept = [(learner.buffer.base_idx + index, step) for index, one in enumerate(segments) for step in range(min(len(one), 5))]
+        kept = [
+            (learner.buffer.base_idx + index, step)
+            for index, one in enumerate(segments)
+            for step in range(min(len(one), 5))
+        ]
         assert positions == kept
         assert len(learner.buffer.game_pos_priorities) == len(positions) <= 20
         assert len(learner._versions) == len(segments)
@@ -196,7 +207,9 @@ def test_a_bad_file_is_one_clear_sentence(tmp_path: Path, damage: str) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_a_failed_save_keeps_the_old_file_and_leaves_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_old_file_and_leaves_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {"x": 1})
 

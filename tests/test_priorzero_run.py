@@ -80,7 +80,11 @@ def test_a_second_run_does_not_touch_the_first(straight: Path, llm: str) -> None
 
 def test_kill_9_and_resume_give_the_same_numbers(straight: Path, llm: str, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
-    command = [sys.executable, str(ENTRY), *arguments(llm, folder, "--max_iter", "6", "--set", "run_config.checkpoint_every=3")]
+    command = [
+        sys.executable,
+        str(ENTRY),
+        *arguments(llm, folder, "--max_iter", "6", "--set", "run_config.checkpoint_every=3"),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
     assert process.stderr is not None
     for line in process.stderr:  # the progress line after the fourth train: the checkpoint of the third is there
@@ -115,7 +119,9 @@ def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process(llm: str, tmp_path: Pat
     assert metrics(folder)[-1]["train"] >= 3
 
 
-def test_a_checkpoint_of_another_run_is_refused(straight: Path, llm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_of_another_run_is_refused(
+    straight: Path, llm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     last = straight / "ckpt" / "last.safetensors"
     other = arguments(llm, tmp_path / "x", "--max_iter", "9", "--resume", str(last))
     assert main([*other, "--set", "policy_config.embed_dim=32"]) == 2
@@ -189,7 +195,11 @@ def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) ->
     state = checkpoint.load(straight / "ckpt" / "last.safetensors")
     state["learner"]["policy"]["model"].popitem()
     checkpoint.save(tmp_path / "bad.safetensors", state)
-    agent = PriorZero(build_options(assignments=[*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=1"]), find_game(SHIPPED_GAME), tmp_path)
+    agent = PriorZero(
+        build_options(assignments=[*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=1"]),
+        find_game(SHIPPED_GAME),
+        tmp_path,
+    )
     try:
         with pytest.raises(ConfigError, match="does not fit"):
             agent.resume(tmp_path / "bad.safetensors")

@@ -66,10 +66,12 @@ def load(path: Path) -> dict[str, Any]:
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
         state = _unpack(json.loads(header["body"]), tensors)
+        if not isinstance(state, dict):
+            raise TypeError("not a dictionary")
+    except ConfigError:
+        raise
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
-        raise _unless_config(error, f"The checkpoint {path} is damaged or not one at all; resume from another one.")
-    if not isinstance(state, dict):
-        raise ConfigError(f"The checkpoint {path} is damaged or not one at all; resume from another one.")
+        raise ConfigError(f"The checkpoint {path} is damaged or not one at all; resume from another one.") from error
     return state
 
 
@@ -91,10 +93,6 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(torch.as_tensor(state["torch"], dtype=torch.uint8))
     version, inner, gauss = state["python"]
     random.setstate((version, tuple(inner), gauss))
-
-
-def _unless_config(error: Exception, sentence: str) -> ConfigError:
-    return error if isinstance(error, ConfigError) else ConfigError(sentence)
 
 
 def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -140,7 +140,12 @@ class JerichoEnv(BaseEnv):
         self._return += self._state.reward
         timeout = not self._state.done and self._steps >= self._max_steps
         self._done = self._state.done or timeout
-        info: dict[str, Any] = {"action": self._command, "abnormal": abnormal, "timeout": timeout, "score": self._state.score}
+        info: dict[str, Any] = {
+            "action": self._command,
+            "abnormal": abnormal,
+            "timeout": timeout,
+            "score": self._state.score,
+        }
         if self._done:
             info |= self._result()
         return BaseEnvTimestep(self._observe(), self._state.reward, self._done, info)

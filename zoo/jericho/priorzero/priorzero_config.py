@@ -61,7 +61,7 @@ policy_config = dict(
     # Updates per collect; 0 derives them from replay_ratio.
     update_per_collect=0,
     # Updates per collected step (used when update_per_collect is 0); fractions carry over.
-    replay_ratio=0.25,
+    replay_ratio=0.5,
     # Sequences per update.
     batch_size=32,
     # Transitions that the replay buffer holds.
@@ -73,7 +73,7 @@ policy_config = dict(
     # Steps of reward before a value target bootstraps.
     td_steps=5,
     # Discount of later rewards.
-    discount_factor=0.97,
+    discount_factor=0.95,
     # Simulations per move.
     num_simulations=25,
     # Earlier steps that the search's root sees, the present one included.
@@ -91,8 +91,8 @@ policy_config = dict(
     target_update_theta=0.05,
     # Temperature of the visit counts while collecting, at the start and after temperature_decay_steps environment steps.
     temperature_start=1.0,
-    temperature_end=0.5,
-    temperature_decay_steps=10_000,
+    temperature_end=0.35,
+    temperature_decay_steps=6_000,
     # Share of uniformly random moves while collecting.
     epsilon=0.05,
     # Dirichlet noise at the root while collecting: its weight and its concentration.
@@ -126,7 +126,7 @@ llm_config = dict(
     # Policy at the root of the search: 'llm_logits', 'wm_logits' (no language model at all) or 'llm_plus_wm_logits'.
     root_policy="llm_plus_wm_logits",
     # Weight of the language model in the mixture, from 0 to 1.
-    llm_weight=0.5,
+    llm_weight=0.3,
     # 'fixed', or 'adaptive': the less certain the world model, the more of llm_weight counts.
     weighting="adaptive",
     # Earlier turns shown in the prompt; 0 makes equal states equal prompts, which then cost nothing the second time.
@@ -134,7 +134,7 @@ llm_config = dict(
     # Let the model reason before it is asked for the action.
     use_cot=False,
     # Divides the log-probabilities of the actions: above 1 flatter, below 1 sharper.
-    prior_temperature=1.0,
+    prior_temperature=4.0,
     # Log-probability of an action: 'mean' over its tokens or their 'sum'.
     reduction="mean",
     # Priors kept, by prompt, actions and weights version.
@@ -161,7 +161,7 @@ run_config = dict(
     # Seconds after which the run ends (0: no limit).
     max_seconds=0.0,
     # Trains between two evaluations (0: none).
-    eval_every=10,
+    eval_every=5,
     # Episodes per evaluation and mode.
     eval_episodes=4,
     # What is evaluated while training, of: prior (search with the language model), world_model (search alone), llm (no search).
@@ -171,7 +171,7 @@ run_config = dict(
     # Temperature of the visit counts in evaluation; 0 always takes the most visited.
     eval_temperature=0.25,
     # Trains between two checkpoints (0: only at the end).
-    checkpoint_every=10,
+    checkpoint_every=5,
     # Save the replay buffer with each checkpoint; without it a resumed run starts with an empty one.
     checkpoint_buffer=True,
     # Write a Chrome trace of the run's stages.
@@ -191,9 +191,9 @@ _gpu = dict(
     policy_config=dict(
         batch_size=64, replay_buffer_size=100_000, game_segment_length=50, num_unroll_steps=10, num_simulations=50,
         embed_dim=768, num_layers=2, num_heads=8, dropout=0.1, learning_rate=1e-4, device="cuda", torch_threads=0,
-        temperature_decay_steps=100_000,
+        temperature_decay_steps=100_000, discount_factor=0.97, replay_ratio=0.25,
     ),
-    llm_config=dict(llm_engine="vllm", history_length=5),
+    llm_config=dict(llm_engine="vllm", history_length=5, prior_temperature=1.0, llm_weight=0.5),
     encoder_config=dict(max_tokens=256),
     run_config=dict(max_env_step=500_000, eval_every=50),
 )  # fmt: skip

@@ -19,10 +19,13 @@ def quiet() -> Iterator[None]:
     level, handlers, disabled = root.level, list(root.handlers), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(disabled)
         root.setLevel(level)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 
-
 @dataclass
 class RootInput:
     """One game at its root: the window of observations (the last is now) and the actions between them."""

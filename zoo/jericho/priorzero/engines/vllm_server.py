@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 IDS_OF_A_DEFAULT_SERVER = 19
 """Token ids per question that a server with vLLM's default --max-logprobs 20 answers in full."""
 LOGS_KEPT = 10
+GENERATE = "/inference/v1/generate"
 
 
 class HttpTransport:
@@ -89,7 +90,7 @@ class HttpTransport:
     def _ask_one(self, question: Question, timeout: float) -> Answer | EngineFailure:
         try:
             body = {"token_ids": list(question.token_ids), "sampling_params": question.sampling()}
-            return self._parse(question, self._call("POST", "/inference/v1/generate", body, timeout))
+            return self._parse(question, self._call("POST", GENERATE, body, timeout))
         except EngineFailure as failure:
             return failure
 
@@ -122,11 +123,11 @@ class HttpTransport:
     def _call(
         self, verb: str, path: str, body: dict[str, Any] | None = None, timeout: float | None = None
     ) -> dict[str, Any]:
-        patience = timeout or self._timeout
+        patience = httpx.Timeout(timeout or self._timeout, connect=min(5.0, timeout or self._timeout))
+        # After an error in one of its methods the server hangs up: only the many small questions share connections.
+        headers = {} if path == GENERATE else {"connection": "close"}
         try:
-            reply = self._client.request(
-                verb, path, json=body, timeout=httpx.Timeout(patience, connect=min(5.0, patience))
-            )
+            reply = self._client.request(verb, path, json=body, timeout=patience, headers=headers)
         except httpx.UnsupportedProtocol as error:
             raise ConfigError(f"llm_url {self.url!r} is no address ({error}); write http://HOST:PORT") from error
         except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: the client was closed under this call

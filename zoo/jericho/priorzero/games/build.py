@@ -1,7 +1,7 @@
 """Compile the shipped game with Inform 6 and check that the story file is the frozen one, byte for byte.
 
-    python build.py              (make game; Debian: apt install inform6-compiler inform6-library)
-    python build.py --accept     keep the new file although it differs, and write its md5 into bindings.json
+python build.py              (make game; Debian: apt install inform6-compiler inform6-library)
+python build.py --accept     keep the new file although it differs, and write its md5 into bindings.json
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ LIBRARY = "/usr/share/inform6/library"
 def main() -> int:
     """Build; 0 if the file is the frozen one, 1 if it differs, 2 if it cannot be built."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default=os.environ.get("INFORM6_LIBRARY", LIBRARY), help="folder of the Inform library")
+    parser.add_argument(
+        "--library", default=os.environ.get("INFORM6_LIBRARY", LIBRARY), help="folder of the Inform library"
+    )
     parser.add_argument("--accept", action="store_true", help="replace the story file although it differs")
     options = parser.parse_args()
     compiler = shutil.which("inform6") or shutil.which("inform")
