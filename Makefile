@@ -36,8 +36,9 @@ lint: $(STAMP) ## ruff
 types: $(STAMP) ## mypy, strict on the library
 	$(PY) -m mypy
 
-bench: $(STAMP) ## the measured bars, as a table and as benchmarks/results/core.json (about 6 minutes)
+bench: $(STAMP) ## the measured bars, as tables and as benchmarks/results/*.json (about 20 minutes)
 	$(PY) -m benchmarks.core
+	$(PY) -m benchmarks.priorzero
 
 vllm: $(STAMP) ## build .venv-vllm, the environment of the vLLM engine (3.5 GB, about 5 minutes)
 	$(PY) requirements/install_vllm.py

@@ -9,13 +9,12 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.harness import TABLE_HEAD, Bar, main_guard, run_bars
+from benchmarks.harness import Bar
 from zoo.jericho.priorzero.engines import ScoreRequest, make_engine
 from zoo.jericho.priorzero.engines.smollm2 import model_folder
 from zoo.jericho.priorzero.game_session import GameState
@@ -156,22 +155,15 @@ def make_cold():
     return engine(max_kv_entries=0)
 
 
-def prior() -> list[Bar]:
+def bars() -> list[Bar]:
     first_step(), errors.clear()  # load and warm up
     return [
         Bar("20 actions after a 300-token prompt, CPU time of full passes / ours", 10, True, first_step, 3),
         Bar("sixth step of an episode in one room, history kept, full passes / ours", 20, True, later_step, 3),
         Bar(
-            "third room of an episode, long descriptions, history kept, full passes / ours", 20, True, new_room_step, 1
+            "third room of an episode, long descriptions, history kept, full passes / ours", 20, True, new_room_step, 2
         ),
         Bar("second visit of a state, first visit / second", 100, True, second_visit, 3),
         Bar("largest difference of a mean log-prob to the full pass", 1e-3, False, lambda: max(errors), 1),
         Bar("8 environments with short prompts, one call each / one call", None, True, environments, 3),
     ]
-
-
-if __name__ == "__main__":
-    page = Path("benchmarks/results/llm_prior.md")
-    if not page.exists():
-        page.write_text(f"`python -m benchmarks.llm_prior`\n\n{TABLE_HEAD}\n")
-    main_guard(lambda: run_bars("LLM prior", {"prior": prior}, Path("benchmarks/results/llm_prior.json"), page))

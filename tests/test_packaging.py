@@ -125,6 +125,13 @@ def test_the_wheel_installs_no_file_that_lightzero_owns(wheel: Path) -> None:
 
 
 @needs_lightzero
+def test_the_wheel_carries_the_game(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for name in ("tw-gannet.z5", "bindings.json", "walkthrough.txt"):
+        assert f"zoo/jericho/priorzero/games/{name}" in names
+    assert "zoo/jericho/priorzero/engines/__init__.py" in names
+
+
 def test_both_zoo_packages_installed(wheel: Path, tmp_path: Path) -> None:
     """A fresh environment with the locked packages (linked, LightZero's zoo copied) and our wheel."""
     venv.create(tmp_path / "venv", with_pip=False)

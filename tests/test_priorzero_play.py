@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lzero_async.errors import ConfigError
-from zoo.jericho.priorzero.play import Player, Style, observation_parts
+from zoo.jericho.priorzero.play import Player, Style, _choose, _Game, observation_parts
 from zoo.jericho.priorzero.progress import Progress, duration, table
 from zoo.jericho.priorzero.text_encoder import TextEncoder
 
@@ -121,6 +121,27 @@ def test_a_stop_keeps_what_was_played() -> None:
     played = player(9, 1).play(4, np.random.default_rng(0), Style(mode="random"), should_stop=lambda: next(rounds))
     assert [len(episode) for episode in played] == [2, 1, 1]
     assert [episode.ended for episode in played] == [False, True, True]
+
+
+def test_moves_become_random_after_a_long_time_without_reward() -> None:
+    visits, mask = np.array([0.0, 0.0, 1.0], np.float32), np.array([1, 0, 1], np.int8)
+    style, rng = Style(temperature=0.5, stuck_steps=3, stuck_epsilon=1.0), np.random.default_rng(0)
+    assert {_choose(visits, style, rng, mask, 2) for _ in range(50)} == {2}
+    assert {_choose(visits, style, rng, mask, 3) for _ in range(50)} == {0, 2}
+    never = Style(temperature=0.5, stuck_steps=0, stuck_epsilon=1.0)
+    assert {_choose(visits, never, rng, mask, 99) for _ in range(50)} == {2}
+
+
+def test_steps_without_reward_are_counted_from_the_last_reward() -> None:
+    env = CountingEnv(9)
+    env.seed(1)
+    game = _Game(0, env, env.reset(), 0)
+    counted = []
+    for reward in (0.0, 0.0, 5.0, 0.0, -5.0):
+        outcome = SimpleNamespace(obs=env._obs(), reward=reward, done=False, info={})
+        game.record(0, np.ones(3), 0.0, 0.0, outcome)
+        counted.append(game.unrewarded)
+    assert counted == [1, 2, 0, 1, 2]
 
 
 def test_the_full_observation_adds_what_the_game_said() -> None:

@@ -100,7 +100,7 @@ def test_a_line_deeper_than_the_training_window_goes_on_from_its_latent(learner:
         pool = search._pool(6, 1)
         search._infer_roots([window(rng, 1)], pool)
         for node in range(1, 6):
-            reward, policy, _ = search._expand(pool, node, [node - 1], [0], [node % SLOTS])
+            search._expand(pool, node, [node - 1], [0], [node % SLOTS])
         assert search.capacity == 8
         assert pool.sizes[:, 0].tolist() == [1, 3, 5, 7, 3, 5]  # restarted when 7 + 2 did not fit
         model, latent = learner.model.world_model, pool.latents[3, 0]

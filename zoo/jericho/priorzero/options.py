@@ -76,7 +76,8 @@ RULES: dict[str, dict[str, Check]] = {
         root_window=_whole(1), reanalyze_ratio=_share, use_priority=_flag, absorbing_steps=_whole(0),
         learning_rate=positive_number, weight_decay=_between(0, 1), grad_clip_value=positive_number,
         target_update_theta=_share, temperature_start=_between(0, 10), temperature_end=_between(0, 10),
-        temperature_decay_steps=_whole(1), epsilon=_share, root_noise_weight=_share, root_dirichlet_alpha=positive_number,
+        temperature_decay_steps=_whole(1), epsilon=_share, stuck_steps=_whole(0), stuck_epsilon=_share,
+        root_noise_weight=_share, root_dirichlet_alpha=positive_number,
         embed_dim=_whole(8), num_layers=_whole(1), num_heads=_whole(1), dropout=_between(0, 0.9),
         policy_entropy_weight=_between(0, 10), device=_words("auto", "cpu", "cuda"), torch_threads=_whole(0),
     ),
@@ -84,7 +85,7 @@ RULES: dict[str, dict[str, Check]] = {
         llm_engine=_words("transformers", "vllm"), llm=_text, llm_url=_text, tensor_parallel_size=_whole(1),
         gpu_memory_utilization=_share, root_policy=_words("llm_logits", "wm_logits", "llm_plus_wm_logits"),
         llm_weight=_share, weighting=_words("fixed", "adaptive"), history_length=_whole(0), use_cot=_flag,
-        prior_temperature=positive_number, reduction=_words("mean", "sum"), prior_cache_size=_whole(1),
+        prior_temperature=positive_number, reduction=_words("mean", "sum"), prior_cache_size=_whole(1), repeatable_prior=_flag,
     ),
     "encoder_config": dict(encoder_model=_text, max_tokens=_whole(8), cache_size=_whole(1)),
     "run_config": dict(

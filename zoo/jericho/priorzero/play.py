@@ -6,7 +6,6 @@ caller seeds: nothing of an episode survives the call, so a run can stop and res
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +48,8 @@ class Style:
     num_simulations: int = 25
     temperature: float = 1.0  # of the visit counts; 0 takes the most visited
     epsilon: float = 0.0  # share of uniformly random moves
+    stuck_steps: int = 0  # steps without reward after which stuck_epsilon is that share (0: never)
+    stuck_epsilon: float = 0.0
     noise_weight: float = 0.0  # Dirichlet noise at the root
 
 
@@ -166,8 +167,8 @@ class Player:
             rng=rng,
         )
         return [
-            (_choose(output.visits, style, rng, mask), output.visits, output.value, output.predicted_value)
-            for output, mask in zip(outputs, masks, strict=True)
+            (_choose(found.visits, style, rng, mask, game.unrewarded), found.visits, found.value, found.predicted_value)
+            for found, mask, game in zip(outputs, masks, games, strict=True)
         ]
 
     def _needs_prior(self, mode: str) -> bool:
@@ -200,7 +201,9 @@ class _Game:
         self.visits: list[np.ndarray] = []
         self.values: list[float] = []
         self.predicted: list[float] = []
-        self.history: deque[Turn] = deque(maxlen=history_length)
+        self.history: list[Turn] = []  # whole: the prompt's window moves over it in chunks
+        self.keeps_history = history_length > 0
+        self.unrewarded = 0
         self.commands: list[str] = []
         self.done = False
         self.info: dict[str, Any] = {}
@@ -212,8 +215,9 @@ class _Game:
     def record(self, action: int, visits: np.ndarray, value: float, predicted: float, timestep: Any) -> None:
         command = self.obs["valid_actions"][action]
         self.commands.append(command)
-        if self.history.maxlen:
-            self.history.append(Turn(self.obs["state"].look, command, float(timestep.reward)))
+        if self.keeps_history:
+            self.history.append(Turn(self.obs["state"].response, command, float(timestep.reward)))
+        self.unrewarded = 0 if timestep.reward > 0 else self.unrewarded + 1
         self.actions.append(int(action))
         self.rewards.append(float(timestep.reward))
         self.visits.append(visits)
@@ -256,9 +260,14 @@ def _spread(log_probs: np.ndarray, slots: int) -> np.ndarray:
     return row / row.sum()
 
 
-def _choose(visits: np.ndarray, style: Style, rng: np.random.Generator, mask: np.ndarray) -> int:
-    """A slot: by the visit counts at the style's temperature, or now and then any valid one."""
-    if style.epsilon > 0 and rng.random() < style.epsilon:
+def _choose(visits: np.ndarray, style: Style, rng: np.random.Generator, mask: np.ndarray, unrewarded: int = 0) -> int:
+    """A slot: by the visit counts at the style's temperature, or now and then any valid one.
+
+    Where rewards are known they come often; a long time without one means that the known part of the game is behind.
+    """
+    stuck = style.stuck_steps > 0 and unrewarded >= style.stuck_steps
+    epsilon = max(style.epsilon, style.stuck_epsilon) if stuck else style.epsilon
+    if epsilon > 0 and rng.random() < epsilon:
         return int(rng.choice(np.flatnonzero(mask)))
     if style.temperature <= 0:
         return int(visits.argmax())

@@ -95,6 +95,9 @@ policy_config = dict(
     temperature_decay_steps=6_000,
     # Share of uniformly random moves while collecting.
     epsilon=0.05,
+    # After this many steps without a reward the known part of the game is behind (0: never), and this share is random.
+    stuck_steps=10,
+    stuck_epsilon=0.5,
     # Dirichlet noise at the root while collecting: its weight and its concentration.
     root_noise_weight=0.25,
     root_dirichlet_alpha=0.3,
@@ -137,6 +140,8 @@ llm_config = dict(
     prior_temperature=4.0,
     # Log-probability of an action: 'mean' over its tokens or their 'sum'.
     reduction="mean",
+    # Compute each prior by itself, so that it never depends on what was computed before (transformers): resumed runs are exact.
+    repeatable_prior=True,
     # Priors kept, by prompt, actions and weights version.
     prior_cache_size=50_000,
 )

@@ -170,6 +170,8 @@ class PriorZero:
             num_simulations=policy.num_simulations,
             temperature=policy.temperature_start + share * (policy.temperature_end - policy.temperature_start),
             epsilon=policy.epsilon,
+            stuck_steps=policy.stuck_steps,
+            stuck_epsilon=policy.stuck_epsilon,
             noise_weight=policy.root_noise_weight,
         )
         start = time.monotonic()
@@ -447,7 +449,7 @@ class PriorZero:
 
 def _engine_options(llm: EasyDict) -> dict[str, Any]:
     if llm.llm_engine != "vllm":
-        return {}
+        return {"deterministic": llm.repeatable_prior}
     return {"tensor_parallel_size": llm.tensor_parallel_size, "gpu_memory_utilization": llm.gpu_memory_utilization}
 
 
