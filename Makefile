@@ -19,7 +19,7 @@ train: $(STAMP) ## train PriorZero on the game that comes along (about 10 minute
 quick: $(STAMP) ## every part of PriorZero once (about 3 minutes)
 	$(PY) zoo/jericho/priorzero/priorzero_entry.py --quick_test
 
-learn: $(STAMP) ## the learning curves: three seeds, two at a time, at most 25 minutes each; resumable
+learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes each; resumable
 	$(PY) -m benchmarks.learn
 
 test: $(STAMP) ## all tests (about 5 minutes)

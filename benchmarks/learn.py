@@ -31,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
-        "--minutes", type=float, default=25.0, help="of training at most, per seed (default %(default)s)"
+        "--minutes", type=float, default=20.0, help="of training at most, per seed (default %(default)s)"
     )
     parser.add_argument("--jobs", type=int, default=2, help="seeds at once, one core each (default %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("runs/learn"))
