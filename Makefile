@@ -22,7 +22,7 @@ quick: $(STAMP) ## every part of PriorZero once (about 3 minutes)
 learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes each; resumable
 	$(PY) -m benchmarks.learn
 
-test: $(STAMP) ## all tests (about 5 minutes)
+test: $(STAMP) ## all tests (about 12 minutes)
 	$(PY) -m pytest
 	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
 

@@ -1,6 +1,6 @@
 """How far chance and the language model alone get on the shipped game, at the step limit of the embedded preset.
 
-python -m benchmarks.game_baselines --episodes 300 --llm_episodes 50
+python -m benchmarks.game_baselines --episodes 300 --llm_episodes 40 > benchmarks/results/game_baselines.json
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def measure(mode: str, episodes: int, max_steps: int, seed: int, temperature: fl
     envs = [JerichoEnv({"game": game, "max_steps": max_steps, "max_action_num": slots}) for _ in range(4)]
     prior = None
     if mode == "llm":
-        prior = LLMPrior(
-            make_engine("transformers"), temperature=llm.prior_temperature, reduction=llm.reduction, use_cot=llm.use_cot
-        )
+        prior = LLMPrior(make_engine("transformers"), temperature=1.0, reduction=llm.reduction, use_cot=llm.use_cot)
     player = Player(envs, None, None, prior, history_length=llm.history_length)
     try:
         played = player.play(episodes, np.random.default_rng(seed), Style(mode=mode, temperature=temperature))
@@ -43,6 +41,7 @@ def measure(mode: str, episodes: int, max_steps: int, seed: int, temperature: fl
     return {
         "mode": mode,
         "temperature": temperature,
+        "prior_temperature": 1.0,
         "game": game.label,
         "md5": game.md5,
         "episodes": episodes,
@@ -62,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=300, help="of random play (default %(default)s)")
     parser.add_argument(
-        "--llm_episodes", type=int, default=50, help="of the language model at each temperature (default %(default)s)"
+        "--llm_episodes", type=int, default=40, help="of the language model at each temperature (default %(default)s)"
     )
     parser.add_argument("--max_steps", type=int, default=80, help="of an episode (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], dest="assignments", metavar="SECTION.OPTION=VALUE")
     parser.add_argument("--draw_only", action="store_true", help="only write and draw what is there")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the seeds end with us, and in order
     if not args.draw_only:
         train(args.seeds, args.minutes, args.jobs, args.folder, args.assignments)
     runs = {seed: read(args.folder / f"seed-{seed}") for seed in args.seeds}
@@ -52,7 +55,7 @@ def main() -> int:
 
 def train(seeds: list[int], minutes: float, jobs: int, folder: Path, assignments: list[str]) -> None:
     """Run the seeds that have not ended, `jobs` at a time, each in a process of its own with a log file."""
-    waiting = [seed for seed in seeds if not (folder / f"seed-{seed}" / "results.json").is_file()]
+    waiting = [seed for seed in seeds if not ended(folder / f"seed-{seed}")]
     running: dict[int, subprocess.Popen] = {}
     try:
         while waiting or running:
@@ -79,18 +82,26 @@ def train(seeds: list[int], minutes: float, jobs: int, folder: Path, assignments
             process.wait()
 
 
+def ended(folder: Path) -> bool:
+    """Whether a run came to its own end, with a last evaluation."""
+    path = folder / "results.json"
+    return path.is_file() and bool(json.loads(path.read_text())["final_evaluation"])
+
+
 def start(seed: int, minutes: float, folder: Path, assignments: list[str]) -> subprocess.Popen:
     """One seed's run, new or resumed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     spent, resume = 0.0, []
     if (folder / "ckpt" / "last.safetensors").is_file():
         spent, resume = seconds_spent(folder), ["--resume"]
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # it ended before its first checkpoint
     left = max(1.0, 60 * minutes - spent)
     settings = [f"run_config.max_seconds={left:.0f}", "run_config.max_env_step=0", *assignments]
     command = [sys.executable, str(ENTRY), "--seed", str(seed), "--exp_name", str(folder), *resume]
     command += [word for setting in settings for word in ("--set", setting)]
     log = (folder.parent / f"seed-{seed}.log").open("a")
-    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def seconds_spent(folder: Path) -> float:

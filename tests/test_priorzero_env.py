@@ -138,6 +138,26 @@ def test_a_process_that_is_gone_says_so_and_close_is_harmless(store):
         process.step("look")
 
 
+def test_asking_for_statistics_does_not_come_between_a_step_and_its_answer(store):
+    game = GameProcess(find_game(SHIPPED_GAME), store_path=store)
+    game.reset()
+    game.begin_step("look")
+    assert game.statistics()["episodes"] == 1  # as of the last answer
+    assert game.end_step("look").moves == 1
+    assert game.statistics()["steps"] == 1
+    game.close()
+    assert game.statistics()["steps"] == 1
+
+
+def test_an_answer_that_nobody_fetched_is_not_taken_for_another(store):
+    game = GameProcess(find_game(SHIPPED_GAME), store_path=store)
+    first = game.reset()
+    game.begin_step(first.valid_actions[0])  # and its caller is gone
+    assert game.reset() == first
+    assert game.step(first.valid_actions[0]).moves == 1
+    game.close()
+
+
 def test_errors_in_the_game_process_reach_the_caller(store):
     process = GameProcess(find_game(SHIPPED_GAME), store_path=store)
     process.reset()
@@ -242,8 +262,10 @@ class FakeProcess:
             "hello", "A room.", "You are carrying nothing.", "Room", self.actions, 0.0, 0, 0, False, False, False
         )
 
-    def step(self, action):
+    def begin_step(self, action):
         self.sent.append(action)
+
+    def end_step(self, action):
         return self.reset()
 
     def statistics(self):

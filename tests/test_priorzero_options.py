@@ -91,6 +91,8 @@ def test_later_layers_win() -> None:
         ("policy_config.root_window=8", ["num_unroll_steps"]),
         ("llm_config.root_policy=wm_logits", ["loads no language model", "world_model"]),
         ("run_config.max_env_step=0", ["never end"]),
+        ("run_config.seed=99999999999999999999999", ["seed", "below"]),
+        ("policy_config.epsilon={[1]:2}", ["epsilon", "number"]),
     ],
 )
 def test_a_bad_option_is_one_sentence_that_helps(assignment: str, words: list[str]) -> None:
@@ -136,6 +138,18 @@ def test_bad_input_is_exit_code_2_and_nothing_is_written(
     assert said.strip().startswith("error: ")
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_options_of_a_saved_run_stand_in_for_the_preset() -> None:
+    saved = build_options(changes={"policy_config.batch_size": 48, "run_config.eval_modes": ["llm"]})
+    options = build_options(saved=saved, changes={"run_config.seed": 5})
+    assert (options.policy_config.batch_size, options.run_config.eval_modes, options.run_config.seed) == (
+        48,
+        ("llm",),
+        5,
+    )
+    with pytest.raises(ConfigError, match="did you mean"):
+        build_options(saved={"policy_config": {"batchsize": 3}})
 
 
 def test_flags_that_are_not_given_change_nothing() -> None:

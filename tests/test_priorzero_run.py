@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from lzero_async.errors import ConfigError
 from tests.test_priorzero_engine import write_model
+from zoo.jericho.priorzero import checkpoint
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
 from zoo.jericho.priorzero.priorzero_entry import main
@@ -59,7 +61,7 @@ def straight(llm: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_writes_what_it_says(straight: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = json.loads((straight / "results.json").read_text())
+    results = json.loads((straight / "results.json").read_text(), parse_constant=pytest.fail)
     assert results["game"] == find_game(SHIPPED_GAME).label
     assert results["substitute_for"] == ""
     assert results["ended_by"] == "max_train"
@@ -100,9 +102,11 @@ def test_kill_9_and_resume_give_the_same_numbers(straight: Path, llm: str, tmp_p
     assert scores[0] == scores[1]
 
 
-def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process(llm: str, tmp_path: Path) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_resuming_gives_the_same_numbers(
+    straight: Path, llm: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "stopped"
-    command = [sys.executable, str(ENTRY), *arguments(llm, folder, "--max_iter", "1000")]
+    command = [sys.executable, str(ENTRY), *arguments(llm, folder, "--max_iter", "6")]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
     )
@@ -111,12 +115,72 @@ def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process(llm: str, tmp_path: Pat
         if line.startswith("train 2/"):
             os.kill(process.pid, signal.SIGINT)
             break
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "ended by: SIGINT" in output
-    assert main(arguments(llm, folder, "--max_iter", "4", "--resume")) == 0
-    assert metrics(folder)[-1]["train"] >= 3
+    assert json.loads((folder / "results.json").read_text())["final_evaluation"] == []
+    assert main(["--resume", str(folder)]) == 0  # with the options of that run
+    assert metrics(folder) == metrics(straight)
+
+
+def test_resuming_takes_the_options_of_the_run_and_what_is_given(straight: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(straight, copy)
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write('{"train": 7, "half')  # killed while it wrote
+    assert main(["--resume", str(copy), "--max_iter", "7", "--set", "policy_config.learning_rate=0.5"]) == 0
+    assert [row["train"] for row in metrics(copy)] == [1, 2, 3, 4, 5, 6, 7]
+    options = json.loads((copy / "options.json").read_text())
+    assert options["policy_config"]["embed_dim"] == 16
+    state = checkpoint.load(copy / "ckpt" / "last.safetensors")
+    groups = state["learner"]["policy"]["optimizer_world_model"]["param_groups"]
+    assert {group["lr"] for group in groups} == {0.5}
+
+
+def test_resuming_from_a_file_leaves_other_runs_alone(straight: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "precious.txt").write_text("mine")
+    last = straight / "ckpt" / "last.safetensors"
+    before = {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file()}
+    assert main(["--resume", str(last), "--exp_name", str(other), "--max_iter", "7"]) == 0
+    assert [path.name for path in other.iterdir()] == ["precious.txt"]
+    assert (tmp_path / "other-2" / "results.json").is_file()
+    assert before == {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file()}
+
+
+def test_a_disk_that_refuses_is_one_sentence(
+    llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device", str(folder / "run.log"))
+
+    monkeypatch.setattr("zoo.jericho.priorzero.priorzero_entry._start_log", full)
+    assert main(arguments(llm, tmp_path / "full", "--max_iter", "1")) == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_checkpoint_holds_the_batches_that_its_gate_counts(llm: str, tmp_path: Path) -> None:
+    """A collector may commit while a checkpoint is made; gate and batches must be of one moment."""
+    from zoo.jericho.priorzero.trainer import Collected, PriorZero
+
+    settings = [*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=1", "policy_config.off_policy_degree=3"]
+    agent = PriorZero(build_options(assignments=settings), find_game(SHIPPED_GAME), tmp_path)
+    whole = agent.coordinator.state_dict
+    try:
+        agent.coordinator.run_collect(lambda: Collected([], 0.0))
+
+        def committing(**words: bool) -> dict:
+            state = whole(**words)
+            agent.coordinator.run_collect(lambda: Collected([], 0.0))
+            return state
+
+        agent.coordinator.state_dict = committing  # type: ignore[method-assign]
+        state = checkpoint.load(agent.save())
+    finally:
+        agent.close()
+    assert len(state["waiting"]) == len(state["coordinator"]["gate"]["waiting"]) == 1
 
 
 def test_a_checkpoint_of_another_run_is_refused(
@@ -137,6 +201,7 @@ def test_later_degrees_only_change_a_number(llm: str, tmp_path: Path, extra: lis
     assert main(arguments(llm, folder, "--max_iter", "5", *extra)) == 0
     results = json.loads((folder / "results.json").read_text())
     assert results["statistics"]["train_count"] == 5
+    assert results["statistics"]["restarts"] == 0
     assert results["statistics"]["staleness_max"] <= results["statistics"]["off_policy_degree"]
 
 
@@ -189,7 +254,6 @@ def test_a_game_that_dies_costs_its_episode_and_not_the_run(llm: str, tmp_path: 
 
 
 def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) -> None:
-    from zoo.jericho.priorzero import checkpoint
     from zoo.jericho.priorzero.trainer import PriorZero
 
     state = checkpoint.load(straight / "ckpt" / "last.safetensors")
@@ -202,6 +266,6 @@ def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) ->
     )
     try:
         with pytest.raises(ConfigError, match="does not fit"):
-            agent.resume(tmp_path / "bad.safetensors")
+            agent.resume(tmp_path / "bad.safetensors", checkpoint.load(tmp_path / "bad.safetensors"))
     finally:
         agent.close()

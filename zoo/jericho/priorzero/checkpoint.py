@@ -38,7 +38,10 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except Exception as error:
+        _sync_folder(path.parent)
+        for stale in path.parent.glob(f".{path.name}.*.tmp"):  # of a process that was killed while it wrote
+            stale.unlink(missing_ok=True)
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise ConfigError(
@@ -46,6 +49,14 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
                 "The checkpoint written before it is still there."
             ) from error
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def load(path: Path) -> dict[str, Any]:

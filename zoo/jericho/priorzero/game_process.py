@@ -57,6 +57,8 @@ class GameProcess:
         self._timeout = timeout
         self._label = game.label
         self._lock = threading.Lock()
+        self._number = 0  # of the last request; an answer that nobody fetched is recognised by its older number
+        self._statistics: dict[str, float] = {}
         ours, theirs = Pipe()
         # Not a pipe, which would block the game when full; it lives as long as the process.
         errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -96,7 +98,7 @@ class GameProcess:
         return self._call("step", action)
 
     def begin_step(self, action: str) -> None:
-        """Send one command without waiting, so that several games think at once; `end_step` must be the next call."""
+        """Send one command without waiting, so that several games think at once; `end_step` fetches the answer."""
         with self._lock:
             self._send("step", (action,))
 
@@ -107,8 +109,8 @@ class GameProcess:
         return self._value(answer)
 
     def statistics(self) -> dict[str, float]:
-        """Counts of the session; see `GameSession.statistics`."""
-        return self._call("statistics")
+        """Counts of the session as of its last answer (see `GameSession.statistics`); never waits for the game."""
+        return dict(self._statistics)
 
     def close(self) -> None:
         """End the process; harmless when it has ended already."""
@@ -123,18 +125,23 @@ class GameProcess:
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
         if not self._finalizer.alive:
             raise GameProcessError(f"the process of {self._label} has ended")
+        self._number += 1
         try:
-            self._connection.send((method, arguments))
+            self._connection.send((self._number, method, arguments))
         except (EOFError, OSError) as error:
             raise self._failure(f"died at {_shown(method, arguments)}") from error
 
     def _receive(self, method: str, arguments: tuple[Any, ...], limit: float) -> Any:
         if not self._finalizer.alive:
             raise GameProcessError(f"the process of {self._label} has ended")
+        deadline = time.monotonic() + limit
         try:
-            if not self._connection.poll(limit):
-                raise self._failure(f"did not answer within {limit:g} s to {_shown(method, arguments)}")
-            return self._connection.recv()
+            while True:
+                if not self._connection.poll(max(0.0, deadline - time.monotonic())):
+                    raise self._failure(f"did not answer within {limit:g} s to {_shown(method, arguments)}")
+                number, answer, self._statistics = self._connection.recv()
+                if number == self._number:
+                    return answer
         except (EOFError, OSError) as error:
             raise self._failure(f"died at {_shown(method, arguments)}") from error
 
@@ -166,7 +173,7 @@ def child_main(descriptor: int) -> None:
     session: Any = None
     while True:
         try:
-            method, arguments = connection.recv()
+            number, method, arguments = connection.recv()
         except (EOFError, OSError):
             break
         try:
@@ -182,7 +189,7 @@ def child_main(descriptor: int) -> None:
             text = str(error) if type(error) in (ValueError, RuntimeError) else traceback.format_exc()
             answer = ("error", (type(error).__name__, text), records.take())
         try:
-            connection.send(answer)
+            connection.send((number, answer, {} if session is None else session.statistics()))
         except OSError:
             break
     if session is not None:

@@ -157,8 +157,8 @@ class JerichoEnv(BaseEnv):
 
     def statistics(self) -> dict[str, float]:
         """Counts since the environment was made, those of its processes included."""
-        now = dict(self._ended)
-        for name, value in self._ask_statistics().items():
+        process, now = self._process, dict(self._ended)
+        for name, value in (process.statistics() if process is not None else {}).items():
             now[name] = now.get(name, 0) + value
         return {**self._counts, **now}
 
@@ -230,21 +230,12 @@ class JerichoEnv(BaseEnv):
         raise AssertionError("unreachable")
 
     def _drop_process(self) -> None:
-        if self._process is None:
+        process, self._process = self._process, None
+        if process is None:
             return
-        for name, value in self._ask_statistics().items():
+        for name, value in process.statistics().items():
             self._ended[name] = self._ended.get(name, 0) + value
-        self._process.close()
-        self._process = None
-
-    def _ask_statistics(self) -> dict[str, float]:
-        if self._process is None or not self._process.alive:
-            return {}
-        try:
-            return self._process.statistics()
-        except GameProcessError:
-            # It died just now; its counts went with it.
-            return {}
+        process.close()
 
 
 def fill_slots(actions: Sequence[str], slots: int) -> tuple[str, ...]:

@@ -158,6 +158,13 @@ class Learner:
         self.policy._load_state_dict_learn(state["policy"])
         self.updates, self._owed = int(state["updates"]), float(state["owed"])
 
+    def set_rates(self) -> None:
+        """Learning rate and weight decay of the options instead of those that a loaded optimizer had."""
+        for group in self.policy._optimizer_world_model.param_groups:
+            group["lr"] = self.cfg.learning_rate
+            if group["weight_decay"]:
+                group["weight_decay"] = self.cfg.weight_decay
+
     def buffer_state(self) -> dict[str, np.ndarray]:
         """The replay buffer as arrays; equal observations are stored once."""
         segments = self.buffer.game_segment_buffer

@@ -61,6 +61,12 @@ def _name(name: str, value: Any) -> str:
     return str(value)
 
 
+def _seed(name: str, value: Any) -> int:
+    if whole_number(name, value, 0) >= 2**32:
+        raise ConfigError(f"{name} is {value!r}; it must be below 2**32.")
+    return int(value)
+
+
 _modes = _subset("prior", "world_model", "llm")
 _share = _between(0, 1)
 
@@ -89,7 +95,7 @@ RULES: dict[str, dict[str, Check]] = {
     ),
     "encoder_config": dict(encoder_model=_text, max_tokens=_whole(8), cache_size=_whole(1)),
     "run_config": dict(
-        exp_name=_name, seed=_whole(0), max_iter=_whole(0), max_env_step=_whole(0), max_seconds=_between(0, 1e9),
+        exp_name=_name, seed=_seed, max_iter=_whole(0), max_env_step=_whole(0), max_seconds=_between(0, 1e9),
         eval_every=_whole(0), eval_episodes=_whole(1), eval_modes=_modes, final_eval_modes=_modes,
         eval_temperature=_between(0, 10), checkpoint_every=_whole(0), checkpoint_buffer=_flag, trace=_flag,
     ),
@@ -100,13 +106,19 @@ def build_options(
     preset: str = "embedded",
     *,
     quick_test: bool = False,
+    saved: Mapping[str, Mapping[str, Any]] | None = None,
     changes: Mapping[str, Any] | None = None,
     assignments: Iterable[str] = (),
 ) -> EasyDict:
-    """The checked options: the config file, then the preset, `--quick_test`, `changes` by dotted name, `--set` texts."""
+    """The checked options: the config file, then the preset, `--quick_test`, `changes` by dotted name, `--set` texts.
+
+    With the `saved` options of a run to go on with, those stand in for the preset.
+    """
     one_of("--preset", preset, priorzero_config.PRESETS)
     sections = copy.deepcopy(priorzero_config.SECTIONS)
-    for layer in (priorzero_config.PRESETS[preset], priorzero_config.QUICK_TEST if quick_test else {}):
+    layers = [priorzero_config.PRESETS[preset] if saved is None else saved]
+    layers += [priorzero_config.QUICK_TEST] if quick_test else []
+    for layer in layers:
         for section, values in layer.items():
             for key, value in values.items():
                 _put(sections, f"{section}.{key}", value)
@@ -199,23 +211,29 @@ def _parse(text: str) -> Any:
     """A Python value if the text is one, else the text itself."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def check_device(device: str) -> str:
+    """The device to use, or a ConfigError when it is not there."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("policy_config.device is 'cuda', but torch finds no GPU; set it to 'auto' or 'cpu'.")
+    return device
 
 
 def unizero_config(options: EasyDict, features: int) -> EasyDict:
     """LightZero's configuration of UniZero for these options, over vectors of `features` numbers."""
-    import torch
     from ding.utils import deep_merge_dicts
     from lzero.mcts.buffer.game_buffer_unizero import UniZeroGameBuffer
     from lzero.policy.unizero import UniZeroPolicy
 
     policy, env = options.policy_config, options.env_config
-    device = policy.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("policy_config.device is 'cuda', but torch finds no GPU; set it to 'auto' or 'cpu'.")
+    device = check_device(policy.device)
     unroll = policy.num_unroll_steps
     world_model = dict(
         action_space_size=env.max_action_num, max_blocks=unroll, max_tokens=2 * unroll, context_length=2 * unroll,

@@ -140,7 +140,8 @@ llm_config = dict(
     prior_temperature=4.0,
     # Log-probability of an action: 'mean' over its tokens or their 'sum'.
     reduction="mean",
-    # Compute each prior by itself, so that it never depends on what was computed before (transformers): resumed runs are exact.
+    # Compute each prior by itself, so that resumed runs are exact (transformers). False keeps an episode's history between steps,
+    # which is much faster when history_length is above 0.
     repeatable_prior=True,
     # Priors kept, by prompt, actions and weights version.
     prior_cache_size=50_000,

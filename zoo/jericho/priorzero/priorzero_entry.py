@@ -49,7 +49,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     run.add_argument("--exp_name", help="folder for everything that the run writes")
     run.add_argument(
         "--resume", nargs="?", const="", metavar="PATH",
-        help="go on from a checkpoint or a run's folder (default: that of --exp_name)",
+        help="go on from a checkpoint or a run's folder (default: that of --exp_name), with the options of that run",
     )  # fmt: skip
     how = parser.add_argument_group("how asynchronous")
     how.add_argument("--off_policy_degree", type=int, help="0 synchronous, 1 and more asynchronous, -1 automatic")
@@ -87,6 +87,13 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return BAD_INPUT
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            raise
+        place = f" {error.filename}" if error.filename else ""
+        print(f"\nerror: the run cannot go on: {error.strerror or error}{place}; make room or choose another --exp_name. "
+              "Checkpoints written before are still there.", file=sys.stderr)  # fmt: skip
+        return BAD_INPUT
     except KeyboardInterrupt:
         print("\ninterrupted at once; what was saved before is still there.", file=sys.stderr)
         return INTERRUPTED
@@ -94,8 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(flags: argparse.Namespace) -> int:
     """Options, game, folder; then train, evaluate once more, and say where everything is."""
+    from zoo.jericho.priorzero import checkpoint
     from zoo.jericho.priorzero.game_files import find_game
     from zoo.jericho.priorzero.options import build_options
+    from zoo.jericho.priorzero.priorzero_config import run_config
     from zoo.jericho.priorzero.quiet import quiet
 
     changes = {path: getattr(flags, flag) for flag, path in FLAGS.items() if getattr(flags, flag) is not None}
@@ -103,12 +112,20 @@ def train(flags: argparse.Namespace) -> int:
         changes["llm_config.llm_engine"] = "vllm"
     if flags.quick_test and flags.exp_name is None:
         changes["run_config.exp_name"] = "runs/quick_test"
-    options = build_options(flags.preset, quick_test=flags.quick_test, changes=changes, assignments=flags.assignments)
+    saved = _find_checkpoint(flags.resume, changes.get("run_config.exp_name", run_config["exp_name"]))
+    state = checkpoint.load(saved) if saved is not None else None
+    options = build_options(
+        flags.preset,
+        quick_test=flags.quick_test,
+        saved=None if state is None else state.get("options", {}),
+        changes=changes,
+        assignments=flags.assignments,
+    )
     env = options.env_config
     game = find_game(env.env_id, env.rom_dir or None, allow_substitute=flags.quick_test)
-    folder, saved = _places(options.run_config.exp_name, flags.resume)
+    folder = _folder_of(saved) if saved is not None and not flags.exp_name else None
+    folder = folder or _free_folder(options.run_config.exp_name, saved)
     _start_log(folder)
-    _write_json(folder / "options.json", options)
     if game.substitute_for:
         warning = (
             f"NOTE: {game.substitute_for} was not found. This quick test plays {game.label} instead; its scores say "
@@ -122,9 +139,10 @@ def train(flags: argparse.Namespace) -> int:
 
     agent = PriorZero(options, game, folder)
     try:
-        if saved is not None:
-            agent.resume(saved)
+        if saved is not None and state is not None:
+            agent.resume(saved, state)
             print(f"resumed from {saved} at {agent.env_steps:,} environment steps", flush=True)
+        _write_json(folder / "options.json", options)
         result = agent.run()
         last = agent.save()
         interrupted = result.reason.startswith("SIG")
@@ -136,30 +154,37 @@ def train(flags: argparse.Namespace) -> int:
     return INTERRUPTED if interrupted else 0
 
 
-def _places(exp_name: str, resume: str | None) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint to go on from if any. A new run never writes into an old one's folder."""
-    folder = Path(exp_name)
+def _find_checkpoint(resume: str | None, exp_name: str) -> Path | None:
+    """The checkpoint that --resume means: a file, or the last one of a run's folder (that of --exp_name if none is given)."""
     if resume is None:
-        number = 2
-        while folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-            folder, number = Path(f"{exp_name}-{number}"), number + 1
-        saved = None
-    else:
-        given = Path(resume) if resume else folder
-        saved = given / "ckpt" / "last.safetensors" if given.is_dir() else given
-        if not resume and not saved.is_file():
-            raise ConfigError(f"There is nothing to resume in {folder}; start without --resume, or give it a path.")
-        if not saved.is_file():
-            raise ConfigError(f"There is no checkpoint at {saved}; give --resume a checkpoint file or a run's folder.")
-        if given.is_dir():
-            folder = given
+        return None
+    given = Path(resume or exp_name)
+    saved = given / "ckpt" / "last.safetensors" if given.is_dir() or not resume else given
+    if not saved.is_file():
+        raise ConfigError(f"There is no checkpoint at {saved}; give --resume a checkpoint file or a run's folder.")
+    return saved
+
+
+def _folder_of(saved: Path) -> Path | None:
+    """The folder of the run that wrote a checkpoint, if the file still lies there."""
+    return saved.parent.parent if saved.parent.name == "ckpt" else None
+
+
+def _free_folder(exp_name: str, saved: Path | None) -> Path:
+    """The folder to write into: the name itself, or with a number behind it when another run is there already."""
+    folder, number = Path(exp_name), 2
+    own = None if saved is None else _folder_of(saved)
+    while folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+        if own is not None and folder.is_dir() and folder.samefile(own):
+            break
+        folder, number = Path(f"{exp_name}-{number}"), number + 1
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"The folder {folder} cannot be made ({error.strerror}); choose another --exp_name."
         ) from error
-    return folder, saved
+    return folder
 
 
 def _start_log(folder: Path) -> None:
@@ -192,7 +217,8 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
         ]  # fmt: skip
         print(f"\n{game.label}" + (f" (instead of {game.substitute_for})" if game.substitute_for else ""))
         print(table(cells))
-    print(f"\nended by: {reason}")
+    print(f"\n{_saved_work(agent.reuse())}")
+    print(f"ended by: {reason}")
     results = agent.folder / "results.json"
     _write_json(
         results,
@@ -222,6 +248,16 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
         places["best checkpoint"] = best
     for name, place in places.items():
         print(f"{name + ':':17}{place}")
+
+
+def _saved_work(reuse: dict[str, Any]) -> str:
+    """One line about the caches."""
+    asked = reuse.get("game_valid_action_hits", 0) + reuse.get("game_valid_action_misses", 0)
+    shares = {"text vectors": reuse["encoder_hit_rate"], "priors": reuse.get("prior_hit_rate")}
+    shares["valid actions"] = reuse["game_valid_action_hits"] / asked if asked else None
+    return "known already: " + ", ".join(
+        f"{share:.1%} of {name}" for name, share in shares.items() if share is not None
+    )
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -74,27 +74,19 @@ class TextEncoder:
             "encoder_hit_rate": 1 - self.encoded / self.asked if self.asked else 0.0,
         }
 
-    def _encode(self, texts: list[str]) -> np.ndarray:
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Each text by itself: in a padded batch its vector would depend, in the sixth digit, on its company, and a resumed
+        run meets the texts in other company. Each is encoded once, so little is lost."""
         import torch
 
-        rows = np.empty((len(texts), self.width), dtype=np.float32)
-        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))  # little padding
+        rows = []
         with torch.inference_mode():
-            for start in range(0, len(order), 16):
-                chosen = order[start : start + 16]
-                batch = self._tokenizer(
-                    [texts[index] for index in chosen],
-                    padding=True,
-                    truncation=True,
-                    max_length=self._max_tokens,
-                    return_tensors="pt",
-                ).to(self._device)
-                hidden = self._model(**batch).last_hidden_state
-                mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-                mean = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+            for text in texts:
+                tokens = self._tokenizer(text, truncation=True, max_length=self._max_tokens, return_tensors="pt")
+                mean = self._model(**tokens.to(self._device)).last_hidden_state[0].mean(0)
+                # A unit vector has entries of about 1/sqrt(width); a network wants entries of about 1.
                 unit = torch.nn.functional.normalize(mean, dim=-1)
-                # Unit vectors have entries of about 1/sqrt(width); a network wants entries of about 1.
-                rows[chosen] = (unit * self.width**0.5).cpu().numpy()
+                rows.append((unit * self.width**0.5).float().cpu().numpy())
         return rows
 
 

@@ -15,14 +15,14 @@ import torch
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator
-from lzero_async.errors import ConfigError
+from lzero_async.errors import ConfigError, Stopped
 from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, TrainReport
 from zoo.jericho.priorzero import checkpoint
 from zoo.jericho.priorzero.engines import Engine, make_engine
 from zoo.jericho.priorzero.game_files import Game
 from zoo.jericho.priorzero.jericho_env import JerichoEnv
 from zoo.jericho.priorzero.learner import Learner
-from zoo.jericho.priorzero.options import unizero_config
+from zoo.jericho.priorzero.options import check_device, unizero_config
 from zoo.jericho.priorzero.play import Episode, Player, Style, parts_of
 from zoo.jericho.priorzero.prior import LLMPrior
 from zoo.jericho.priorzero.progress import Progress, duration
@@ -30,14 +30,16 @@ from zoo.jericho.priorzero.quiet import quiet
 from zoo.jericho.priorzero.search import TreeSearch
 from zoo.jericho.priorzero.text_encoder import TextEncoder
 
-COLLECT_STREAM, EVAL_STREAM, LEARN_STREAM = 1, 2, 3
+COLLECT_STREAM, EVAL_STREAM = 1, 2
+KEPT_VERSIONS = 1_000
 log = logging.getLogger(__name__)
 
 # A resumed run keeps these; all other options may change.
 FIXED_OPTIONS = (
     ("env_config", "max_action_num"), ("env_config", "observation"), ("policy_config", "embed_dim"),
     ("policy_config", "num_layers"), ("policy_config", "num_heads"), ("policy_config", "num_unroll_steps"),
-    ("policy_config", "game_segment_length"), ("encoder_config", "encoder_model"),
+    ("policy_config", "game_segment_length"), ("policy_config", "td_steps"), ("encoder_config", "encoder_model"),
+    ("encoder_config", "max_tokens"),
 )  # fmt: skip
 
 
@@ -94,6 +96,7 @@ class PriorZero:
         self.engine: Engine | None = None
         self.prior: LLMPrior | None = None
         self._roles: list[_Role] = []
+        check_device(policy.device)
         self.progress.note(f"game: {game.label} ({game.path.name}, {game.max_score} points)")
         self.encoder = TextEncoder(
             options.encoder_config.encoder_model,
@@ -115,13 +118,14 @@ class PriorZero:
         self.learner = Learner(cfg, policy.absorbing_steps)
         self.env_steps = 0
         self.collected_steps = 0
-        self.best = {"score": -np.inf, "version": -1}
+        self._steps_of: dict[int, int] = {}  # environment steps that the last versions of the weights were trained on
+        self.best: dict[str, Any] = {"score": None, "version": -1}
         self.history: list[dict[str, Any]] = []  # one row per evaluation
         self._recent: list[float] = []
         self._losses: dict[str, float] = {}
         self._rates = {"collect": 0.0, "train": 0.0}
         self._started = time.monotonic()
-        self._steps_before = 0
+        self._steps_before = self._trains_before = 0
         self.coordinator = AsyncTrainingCoordinator(
             policy.off_policy_degree,
             policy.enable_async_eval,
@@ -133,9 +137,7 @@ class PriorZero:
         )
         self._collector = self._new_role(options.env_config.collector_env_num)
         self._evaluator = self._new_role(options.env_config.evaluator_env_num)
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._board = SummaryWriter(str(folder / "log"))
+        self._board: Any = None
 
     def new_env(self) -> JerichoEnv:
         """One more environment of this run's game."""
@@ -174,14 +176,17 @@ class PriorZero:
             stuck_epsilon=policy.stuck_epsilon,
             noise_weight=policy.root_noise_weight,
         )
+        # In turn, a collect that was broken off is played again as it would have been; else numbers may not repeat.
+        number = self.coordinator.collect_count if self.coordinator.is_synchronous else context.ticket
         start = time.monotonic()
         episodes = self._collector.player.play(
             policy.n_episode,
-            np.random.default_rng([run.seed, COLLECT_STREAM, context.ticket]),
+            np.random.default_rng([run.seed, COLLECT_STREAM, number]),
             style,
             on_step=self._stepped,
             should_stop=context.stop.is_set,
         )
+        _raise_if_stopped(context)
         return Collected(episodes, time.monotonic() - start)
 
     def train(self, batch: Batch) -> TrainReport:
@@ -191,6 +196,8 @@ class PriorZero:
         result = self.learner.train(collected.episodes, batch.version)
         seconds = time.monotonic() - start
         self.env_steps += collected.steps
+        self._steps_of[self.coordinator.train_count + 1] = self.env_steps
+        self._steps_of.pop(self.coordinator.train_count - KEPT_VERSIONS, None)
         scores = [float(episode.info.get("score", 0)) for episode in collected.episodes]
         self._recent = (self._recent + scores)[-20:]
         self._losses = result.losses or self._losses
@@ -216,22 +223,26 @@ class PriorZero:
         """Play with the weights of the context in every mode of eval_modes; the score is the first one's mean."""
         assert context.snapshot is not None
         self._evaluator.load(context.version, context.snapshot.state)
-        modes = self.options.run_config.eval_modes
-        rows = [self.play_mode(mode, context.version, context.stop.is_set) for mode in modes]
+        rows = []
+        for mode in self.options.run_config.eval_modes:
+            rows.append(self.play_mode(mode, context.version, context.stop.is_set))
+            _raise_if_stopped(context)
+        for row in rows:
+            self._keep_evaluation(row)
         return float(rows[0]["mean"])
 
-    def play_mode(self, mode: str, version: int, should_stop: Any = lambda: False, episodes: int = 0) -> dict[str, Any]:
-        """Evaluate one mode with the evaluator's present weights: a row of the evaluation table."""
+    def play_mode(self, mode: str, version: int, should_stop: Any = lambda: False) -> dict[str, Any]:
+        """Evaluate one mode with the evaluator's present weights, which are of `version`: a row of the evaluation table."""
         policy, run = self.options.policy_config, self.options.run_config
         style = Style(mode=mode, num_simulations=policy.num_simulations, temperature=run.eval_temperature)
         rng = np.random.default_rng([run.seed, EVAL_STREAM, version])
         start = time.monotonic()
-        played = self._evaluator.player.play(episodes or run.eval_episodes, rng, style, should_stop=should_stop)
+        played = self._evaluator.player.play(run.eval_episodes, rng, style, should_stop=should_stop)
         scores = [float(episode.info.get("score", 0)) for episode in played] or [0.0]
         row = {
             "mode": mode,
             "version": version,
-            "env_steps": self.env_steps,
+            "env_steps": self._steps_of.get(version, self.env_steps),
             "seconds": time.monotonic() - self._started,
             "episodes": len(played),
             "scores": scores,
@@ -244,9 +255,12 @@ class PriorZero:
             "commands": list(played[int(np.argmax(scores))].info["commands"]) if played else [],
         }
         log.info("evaluated %s at version %d: %s in %.1f s", mode, version, scores, time.monotonic() - start)
-        self.history.append(row)
-        self._log({f"evaluator/{mode}/{key}": row[key] for key in ("mean", "best", "normalised", "length")})
         return row
+
+    def _keep_evaluation(self, row: dict[str, Any]) -> None:
+        self.history.append(row)
+        names = ("mean", "best", "normalised", "length")
+        self._log({f"evaluator/{row['mode']}/{name}": row[name] for name in names}, row["env_steps"])
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -277,15 +291,16 @@ class PriorZero:
         for mode in self.options.run_config.final_eval_modes:
             self.progress.note(f"final evaluation: {mode} ...")
             rows.append(self.play_mode(mode, self.coordinator.train_count))
+            self._keep_evaluation(rows[-1])
         return rows
 
     def _evaluated(self, result: EvalResult) -> None:
         score = float(result.value)
+        steps, highest = self._steps_of.get(result.version, 0), self.game.max_score
         self.progress.note(
-            f"evaluation at {self.env_steps:,} steps (version {result.version}): score {score:.1f} of {self.game.max_score}"
-            f", {result.seconds:.0f} s"
+            f"evaluation at {steps:,} steps (version {result.version}): score {score:.1f} of {highest}, {result.seconds:.0f} s"
         )
-        if score > self.best["score"]:
+        if self.best["score"] is None or score > self.best["score"]:
             self.best = {"score": score, "version": result.version}
             assert result.snapshot is not None
             checkpoint.save(
@@ -315,7 +330,7 @@ class PriorZero:
         parts = [f"train {self.coordinator.train_count}" + (f"/{run.max_iter}" if run.max_iter else "")]
         parts.append(f"env steps {steps:,}" + (f"/{run.max_env_step:,}" if run.max_env_step else ""))
         parts.append(f"score {np.mean(self._recent):.1f}" if self._recent else "score -")
-        parts.append(f"best eval {self.best['score']:.1f}" if self.best["version"] >= 0 else "best eval -")
+        parts.append(f"best eval {self.best['score']:.1f}" if self.best["score"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")
         parts.append(f"{self._rates['collect']:.0f} steps/s, {self._rates['train']:.1f} updates/s")
         if self._losses:
@@ -332,8 +347,8 @@ class PriorZero:
         done = []
         if run.max_env_step and steps > self._steps_before:
             done.append((steps - self._steps_before) / max(1, run.max_env_step - self._steps_before))
-        if run.max_iter and self.coordinator.train_count:
-            done.append(self.coordinator.train_count / run.max_iter)
+        if run.max_iter and (trains := self.coordinator.train_count - self._trains_before):
+            done.append(trains / max(1, run.max_iter - self._trains_before))
         if run.max_seconds:
             done.append(gone / run.max_seconds)
         return gone * (1 / max(done) - 1) if done and max(done) > 0 else None
@@ -358,13 +373,27 @@ class PriorZero:
     def _forget_metrics_after(self, trains: int) -> None:
         """Drop the lines of trains that a killed run made after its last checkpoint; they are made again."""
         path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["train"] <= trains]
-        path.write_text("".join(kept))
+        if not path.is_file():
+            return
+        kept = []
+        for line in path.read_text(errors="replace").splitlines():
+            try:
+                if json.loads(line)["train"] <= trains:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                log.warning("a line of %s cannot be read and is left out: %.60s", path, line)
+        new = path.with_name("metrics.jsonl.new")
+        new.write_text("".join(kept))
+        new.replace(path)
 
-    def _log(self, values: dict[str, Any]) -> None:
+    def _log(self, values: dict[str, Any], step: int | None = None) -> None:
+        if self._board is None:  # after `resume`, so that what a killed run had logged beyond its checkpoint is dropped
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = self.env_steps + 1 if self.env_steps else None
+            self._board = SummaryWriter(str(self.folder / "log"), purge_step=purge)
         for name, value in values.items():
-            self._board.add_scalar(name, value, self.env_steps)
+            self._board.add_scalar(name, value, self.env_steps if step is None else step)
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
@@ -378,11 +407,13 @@ class PriorZero:
 
     def save(self) -> Path:
         """Write the last checkpoint: everything that a resumed run needs to go on exactly. Call it between trains."""
+        coordinator = self.coordinator.state_dict(with_batches=True)  # once: a collector may commit at any moment
+        waiting = coordinator.pop("batches")
         state: dict[str, Any] = {
             **self._description(),
             "learner": self.learner.state_dict(),
-            "coordinator": self.coordinator.state_dict(),
-            "waiting": [_pack_batch(data) for data in self.coordinator.state_dict(with_batches=True)["batches"]],
+            "coordinator": coordinator,
+            "waiting": [_pack_batch(data) for data in waiting],
             "history": self.history,
             "recent": self._recent,
             "random": checkpoint.random_state(),
@@ -391,12 +422,12 @@ class PriorZero:
             state["buffer"] = self.learner.buffer_state()
         path = self.folder / "ckpt" / "last.safetensors"
         checkpoint.save(path, state)
-        self._board.flush()
+        if self._board is not None:
+            self._board.flush()
         return path
 
-    def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of a run on the same game with the same sizes."""
-        state = checkpoint.load(path)
+    def resume(self, path: Path, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint (`state` is what was loaded from `path`) of a run on the same game with the same sizes."""
         if "learner" not in state:
             raise ConfigError(
                 f"{path} holds only the best weights, which cannot be resumed; give --resume the file last.safetensors."
@@ -409,10 +440,9 @@ class PriorZero:
             batches = [_unpack_batch(data) for data in state["waiting"]] if "buffer" in state else None
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             self.env_steps = int(state["env_steps"])
-            self.best = {"score": float(state["best"]["score"]), "version": int(state["best"]["version"])}
+            self.best = {"score": state["best"]["score"], "version": int(state["best"]["version"])}
             self.history, self._recent = list(state["history"]), list(state["recent"])
             checkpoint.restore_random_state(state["random"])
-            self._forget_metrics_after(self.coordinator.train_count)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -420,6 +450,10 @@ class PriorZero:
             raise ConfigError(
                 f"The checkpoint {path} does not fit this program ({first}); resume from another one."
             ) from error
+        self.learner.set_rates()
+        self._forget_metrics_after(self.coordinator.train_count)
+        self._trains_before = self.coordinator.train_count
+        self._steps_of[self.coordinator.train_count] = self.env_steps
 
     def _check_same_run(self, state: dict[str, Any], path: Path) -> None:
         game, saved = state.get("game", {}), state.get("options", {})
@@ -436,21 +470,31 @@ class PriorZero:
                 )
 
     def close(self) -> None:
-        """End the games, the language model and whatever else runs."""
-        try:
-            self.coordinator.close()
-        finally:
-            for role in self._roles:
-                role.player.close()
-            if self.engine is not None:
-                self.engine.close()
-            self._board.close()
+        """End the games, the language model and whatever else runs, each of them whatever becomes of the others."""
+        parts = [self.coordinator.close, *(role.player.close for role in self._roles)]
+        parts += [part.close for part in (self.engine, self._board) if part is not None]
+        failed: Exception | None = None
+        for close in parts:
+            try:
+                close()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
 
 def _engine_options(llm: EasyDict) -> dict[str, Any]:
     if llm.llm_engine != "vllm":
         return {"deterministic": llm.repeatable_prior}
     return {"tensor_parallel_size": llm.tensor_parallel_size, "gpu_memory_utilization": llm.gpu_memory_utilization}
+
+
+def _raise_if_stopped(context: CollectContext | EvalContext) -> None:
+    """What was broken off by a stop is given back: half a collect or half an evaluation is none."""
+    if context.stop.is_set():
+        error = Stopped("the run is stopping")
+        error.origin = context.stop
+        raise error
 
 
 def _seed_everything(seed: int) -> None:
