@@ -100,8 +100,8 @@ def start(seed: int, minutes: float, folder: Path, assignments: list[str]) -> su
     settings = [f"run_config.max_seconds={left:.0f}", "run_config.max_env_step=0", *assignments]
     command = [sys.executable, str(ENTRY), "--seed", str(seed), "--exp_name", str(folder), *resume]
     command += [word for setting in settings for word in ("--set", setting)]
-    log = (folder.parent / f"seed-{seed}.log").open("a")
-    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    with (folder.parent / f"seed-{seed}.log").open("a") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def seconds_spent(folder: Path) -> float:

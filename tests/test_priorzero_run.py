@@ -156,7 +156,7 @@ def test_a_disk_that_refuses_is_one_sentence(
     def full(folder: Path) -> None:
         raise OSError(28, "No space left on device", str(folder / "run.log"))
 
-    monkeypatch.setattr("zoo.jericho.priorzero.priorzero_entry._start_log", full)
+    monkeypatch.setattr("zoo.jericho.priorzero.priorzero_entry._logging_to", full)
     assert main(arguments(llm, tmp_path / "full", "--max_iter", "1")) == 2
     assert "No space left on device" in capsys.readouterr().err
 
@@ -195,7 +195,13 @@ def test_a_checkpoint_of_another_run_is_refused(
     assert "last.safetensors" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("extra", [["--off_policy_degree", "2", "--async_eval"], ["--off_policy_degree", "-1"]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--off_policy_degree", "2", "--async_eval"],
+        ["--off_policy_degree", "-1", "--set", "policy_config.replay_buffer_size=2000"],
+    ],
+)
 def test_later_degrees_only_change_a_number(llm: str, tmp_path: Path, extra: list[str]) -> None:
     folder = tmp_path / "async"
     assert main(arguments(llm, folder, "--max_iter", "5", *extra)) == 0

@@ -16,6 +16,8 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +107,6 @@ def train(flags: argparse.Namespace) -> int:
     from zoo.jericho.priorzero.game_files import find_game
     from zoo.jericho.priorzero.options import build_options
     from zoo.jericho.priorzero.priorzero_config import run_config
-    from zoo.jericho.priorzero.quiet import quiet
 
     changes = {path: getattr(flags, flag) for flag, path in FLAGS.items() if getattr(flags, flag) is not None}
     if flags.llm_url and not flags.llm_engine:
@@ -125,15 +126,20 @@ def train(flags: argparse.Namespace) -> int:
     game = find_game(env.env_id, env.rom_dir or None, allow_substitute=flags.quick_test)
     folder = _folder_of(saved) if saved is not None and not flags.exp_name else None
     folder = folder or _free_folder(options.run_config.exp_name, saved)
-    _start_log(folder)
+    with _logging_to(folder):
+        return _train(options, game, folder, saved, state)
+
+
+def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dict[str, Any] | None) -> int:
+    from zoo.jericho.priorzero.quiet import quiet
+
     if game.substitute_for:
         warning = (
             f"NOTE: {game.substitute_for} was not found. This quick test plays {game.label} instead; its scores say "
             f"nothing about {game.substitute_for}."
         )
         print(f"{'!' * 80}\n{warning}\n{'!' * 80}", flush=True)
-        logging.getLogger(__name__).warning(warning)
-
+        logging.getLogger("zoo.jericho.priorzero").info(warning)
     with quiet():
         from zoo.jericho.priorzero.trainer import PriorZero
 
@@ -187,19 +193,28 @@ def _free_folder(exp_name: str, saved: Path | None) -> Path:
     return folder
 
 
-def _start_log(folder: Path) -> None:
-    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.setLevel(logging.INFO)
-    for name in ("lzero_async", "zoo.jericho.priorzero", "__main__"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-        logger.propagate = False
-    screen = logging.StreamHandler()
+@contextmanager
+def _logging_to(folder: Path) -> Iterator[None]:
+    """Events go to run.log, warnings to the screen too, while this run lasts."""
+    file, screen = logging.FileHandler(folder / "run.log", encoding="utf-8"), logging.StreamHandler()
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen.setLevel(logging.WARNING)
-    for name in ("lzero_async", "zoo.jericho.priorzero"):
-        logging.getLogger(name).addHandler(screen)
+    loggers = [logging.getLogger(name) for name in ("lzero_async", "zoo.jericho.priorzero")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # DI-engine puts a handler of its own on the root
+        logger.addHandler(file)
+        logger.addHandler(screen)
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(file)
+            logger.removeHandler(screen)
+            logger.setLevel(level)
+            logger.propagate = propagate
+        file.close()
 
 
 def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> None:
