@@ -19,6 +19,7 @@ from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
 from zoo.jericho.priorzero.priorzero_entry import main
 
+pytestmark = pytest.mark.slow
 ENTRY = Path(__file__).resolve().parents[1] / "zoo" / "jericho" / "priorzero" / "priorzero_entry.py"
 SMALL = (
     "env_config.max_steps=10", "env_config.collector_env_num=2", "env_config.evaluator_env_num=2",
@@ -163,7 +164,8 @@ def test_a_disk_that_refuses_is_one_sentence(
 
 def test_a_checkpoint_holds_the_batches_that_its_gate_counts(llm: str, tmp_path: Path) -> None:
     """A collector may commit while a checkpoint is made; gate and batches must be of one moment."""
-    from zoo.jericho.priorzero.trainer import Collected, PriorZero
+    from zoo.jericho.priorzero.batch import Collected
+    from zoo.jericho.priorzero.trainer import PriorZero
 
     settings = [*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=1", "policy_config.off_policy_degree=3"]
     agent = PriorZero(build_options(assignments=settings), find_game(SHIPPED_GAME), tmp_path)

@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,17 @@ from lzero_async import AsyncTrainingCoordinator
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, TrainReport
 from zoo.jericho.priorzero import checkpoint
+from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
 from zoo.jericho.priorzero.engines import Engine, make_engine
 from zoo.jericho.priorzero.game_files import Game
 from zoo.jericho.priorzero.jericho_env import JerichoEnv
 from zoo.jericho.priorzero.learner import Learner
 from zoo.jericho.priorzero.options import check_device, unizero_config
-from zoo.jericho.priorzero.play import Episode, Player, Style, parts_of
+from zoo.jericho.priorzero.play import Player, Style, parts_of
 from zoo.jericho.priorzero.prior import LLMPrior
 from zoo.jericho.priorzero.progress import Progress, duration
 from zoo.jericho.priorzero.quiet import quiet
+from zoo.jericho.priorzero.records import Records
 from zoo.jericho.priorzero.search import TreeSearch
 from zoo.jericho.priorzero.text_encoder import TextEncoder
 
@@ -41,19 +42,6 @@ FIXED_OPTIONS = (
     ("policy_config", "game_segment_length"), ("policy_config", "td_steps"), ("encoder_config", "encoder_model"),
     ("encoder_config", "max_tokens"),
 )  # fmt: skip
-
-
-@dataclass
-class Collected:
-    """The batch that travels from a collector to the learner."""
-
-    episodes: list[Episode]
-    seconds: float
-
-    @property
-    def steps(self) -> int:
-        """Environment steps in it."""
-        return sum(map(len, self.episodes))
 
 
 class _Role:
@@ -137,7 +125,7 @@ class PriorZero:
         )
         self._collector = self._new_role(options.env_config.collector_env_num)
         self._evaluator = self._new_role(options.env_config.evaluator_env_num)
-        self._board: Any = None
+        self._records = Records(folder)
 
     def new_env(self) -> JerichoEnv:
         """One more environment of this run's game."""
@@ -215,8 +203,8 @@ class PriorZero:
                 "collector/steps_per_second": self._rates["collect"],
                 "collector/length": float(np.mean(lengths)),
             }
-        self._log(values)
-        self._write_metrics({"train": self.coordinator.train_count + 1, **values})
+        self._records.scalars(values, self.env_steps)
+        self._records.train({"train": self.coordinator.train_count + 1, **values})
         return result.report
 
     def evaluate(self, context: EvalContext) -> float:
@@ -260,7 +248,7 @@ class PriorZero:
     def _keep_evaluation(self, row: dict[str, Any]) -> None:
         self.history.append(row)
         names = ("mean", "best", "normalised", "length")
-        self._log({f"evaluator/{row['mode']}/{name}": row[name] for name in names}, row["env_steps"])
+        self._records.scalars({f"evaluator/{row['mode']}/{name}": row[name] for name in names}, row["env_steps"])
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -313,8 +301,9 @@ class PriorZero:
         statistics = self.coordinator.get_statistics()
         names = ("collect_train_lag", "collect_wait_time", "train_wait_time", "overlap_efficiency", "staleness_mean")
         names += ("sample_age_mean", "sample_age_max", "dropped", "failed", "abandoned", "restarts")
-        self._log({f"coordinator/{name}": statistics[name] for name in names if statistics.get(name) is not None})
-        self._log({f"reuse/{name}": value for name, value in self.reuse().items() if isinstance(value, (int, float))})
+        values = {f"coordinator/{name}": statistics[name] for name in names if statistics.get(name) is not None}
+        values |= {f"reuse/{name}": value for name, value in self.reuse().items() if isinstance(value, (int, float))}
+        self._records.scalars(values, self.env_steps)
         if every and self.coordinator.train_count % every == 0:
             self.save()
         self.progress.show(self.line(), now=True)
@@ -365,36 +354,6 @@ class PriorZero:
                 values[f"game_{key}"] = sum(numbers)
         return values
 
-    def _write_metrics(self, row: dict[str, Any]) -> None:
-        """One line per train in metrics.jsonl, for whoever wants numbers without TensorBoard."""
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def _forget_metrics_after(self, trains: int) -> None:
-        """Drop the lines of trains that a killed run made after its last checkpoint; they are made again."""
-        path = self.folder / "metrics.jsonl"
-        if not path.is_file():
-            return
-        kept = []
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                if json.loads(line)["train"] <= trains:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                log.warning("a line of %s cannot be read and is left out: %.60s", path, line)
-        new = path.with_name("metrics.jsonl.new")
-        new.write_text("".join(kept))
-        new.replace(path)
-
-    def _log(self, values: dict[str, Any], step: int | None = None) -> None:
-        if self._board is None:  # after `resume`, so that what a killed run had logged beyond its checkpoint is dropped
-            from torch.utils.tensorboard import SummaryWriter
-
-            purge = self.env_steps + 1 if self.env_steps else None
-            self._board = SummaryWriter(str(self.folder / "log"), purge_step=purge)
-        for name, value in values.items():
-            self._board.add_scalar(name, value, self.env_steps if step is None else step)
-
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
     def _description(self) -> dict[str, Any]:
@@ -413,7 +372,7 @@ class PriorZero:
             **self._description(),
             "learner": self.learner.state_dict(),
             "coordinator": coordinator,
-            "waiting": [_pack_batch(data) for data in waiting],
+            "waiting": [pack_batch(data) for data in waiting],
             "history": self.history,
             "recent": self._recent,
             "random": checkpoint.random_state(),
@@ -422,8 +381,7 @@ class PriorZero:
             state["buffer"] = self.learner.buffer_state()
         path = self.folder / "ckpt" / "last.safetensors"
         checkpoint.save(path, state)
-        if self._board is not None:
-            self._board.flush()
+        self._records.flush()
         return path
 
     def resume(self, path: Path, state: dict[str, Any]) -> None:
@@ -437,7 +395,7 @@ class PriorZero:
             self.learner.load_state_dict(state["learner"])
             if "buffer" in state:
                 self.learner.load_buffer_state(state["buffer"])
-            batches = [_unpack_batch(data) for data in state["waiting"]] if "buffer" in state else None
+            batches = [unpack_batch(data) for data in state["waiting"]] if "buffer" in state else None
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             self.env_steps = int(state["env_steps"])
             self.best = {"score": state["best"]["score"], "version": int(state["best"]["version"])}
@@ -451,7 +409,7 @@ class PriorZero:
                 f"The checkpoint {path} does not fit this program ({first}); resume from another one."
             ) from error
         self.learner.set_rates()
-        self._forget_metrics_after(self.coordinator.train_count)
+        self._records.resume(self.coordinator.train_count, self.env_steps)
         self._trains_before = self.coordinator.train_count
         self._steps_of[self.coordinator.train_count] = self.env_steps
 
@@ -472,7 +430,7 @@ class PriorZero:
     def close(self) -> None:
         """End the games, the language model and whatever else runs, each of them whatever becomes of the others."""
         parts = [self.coordinator.close, *(role.player.close for role in self._roles)]
-        parts += [part.close for part in (self.engine, self._board) if part is not None]
+        parts += [part.close for part in (self.engine, self._records) if part is not None]
         failed: Exception | None = None
         for close in parts:
             try:
@@ -503,22 +461,3 @@ def _seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _pack_batch(data: Collected) -> dict[str, Any]:
-    return {"seconds": data.seconds, "episodes": [_plain(asdict(episode)) for episode in data.episodes]}
-
-
-def _plain(episode: dict[str, Any]) -> dict[str, Any]:
-    """Without what only describes: the numbers of an episode are kept, its names and texts too."""
-    kept = (bool, int, float, str, tuple)
-    episode["info"] = {key: value for key, value in episode["info"].items() if isinstance(value, kept)}
-    return episode
-
-
-def _unpack_batch(saved: dict[str, Any]) -> Collected:
-    names = {field.name for field in fields(Episode)}
-    episodes = [
-        Episode(**{key: value for key, value in episode.items() if key in names}) for episode in saved["episodes"]
-    ]
-    return Collected(episodes, float(saved["seconds"]))
