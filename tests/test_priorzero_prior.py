@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lzero_async.errors import ConfigError
@@ -253,6 +253,7 @@ def test_short_prompts_are_not_counted():
 # -- distributions ----------------------------------------------------------
 
 
+@example([("a", 1.7014118346046923e38), ("b", 0.0)], 0.5)
 @given(
     st.lists(st.tuples(st.sampled_from(["", " ", "a", "b", "c", "dd"]), st.floats(width=32)), max_size=8),
     st.floats(0.05, 20),

@@ -228,4 +228,5 @@ def action_log_probs(actions: Sequence[str], scores: np.ndarray, temperature: fl
     np.maximum.at(best, group, values)
     best -= best.max()
     log_probs = best - math.log(np.exp(best).sum())
-    return (log_probs[group] - np.log(np.bincount(group))[group]).astype(np.float32)
+    with np.errstate(over="ignore"):  # what no float32 can hold is no probability
+        return (log_probs[group] - np.log(np.bincount(group))[group]).astype(np.float32)
