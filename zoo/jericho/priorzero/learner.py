@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,9 @@ class Learner:
         """The model's weights as they are now; whoever keeps them makes a copy."""
         return dict(self.model.state_dict())
 
-    def train(self, episodes: Sequence[Episode], version: int, should_stop: Any = lambda: False) -> TrainResult:
+    def train(
+        self, episodes: Sequence[Episode], version: int, on_update: Callable[[], None] = lambda: None
+    ) -> TrainResult:
         """Store the episodes, collected with weights of `version`, and make the updates owed for them."""
         for episode in episodes:
             self._push(episode, version)
@@ -78,7 +80,7 @@ class Learner:
         sums: dict[str, float] = dict.fromkeys(LOSSES, 0.0)
         ages: list[np.ndarray] = []
         updates = 0
-        while ready and self._owed >= 1 and not should_stop():
+        while ready and self._owed >= 1:
             data = self.buffer.sample(self.cfg.batch_size, self.policy)
             ages.append(version - self._sampled_versions(data[0][4]))
             with warnings.catch_warnings():
@@ -89,6 +91,7 @@ class Learner:
             self.updates += 1
             updates += 1
             self._owed -= 1
+            on_update()
         if not ready:
             self._owed = 0.0  # nothing to learn from yet; the updates are not owed later
         age = np.concatenate(ages) if ages else np.zeros(0)

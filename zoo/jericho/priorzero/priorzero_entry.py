@@ -256,6 +256,7 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
     places = {
         "last checkpoint": last,
         "results": results,
+        "metrics": agent.folder / "metrics.jsonl",
         "TensorBoard": agent.folder / "log",
         "log": agent.folder / "run.log",
     }

@@ -181,7 +181,7 @@ class PriorZero:
         """Store the batch and make the updates owed for it."""
         collected: Collected = batch.data
         start = time.monotonic()
-        result = self.learner.train(collected.episodes, batch.version)
+        result = self.learner.train(collected.episodes, batch.version, lambda: self.progress.show(self.line()))
         seconds = time.monotonic() - start
         self.env_steps += collected.steps
         self._steps_of[self.coordinator.train_count + 1] = self.env_steps
