@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 import time
 from typing import Any, TextIO
 
@@ -12,7 +13,7 @@ LIVE_EVERY = 0.2
 
 
 class Progress:
-    """Shows steps, score, lag, rates and the time left. `show` may be called as often as one likes."""
+    """Shows a line; `show` may be called as often as one likes, from any thread."""
 
     def __init__(self, stream: TextIO | None = None, *, clock: Any = time.monotonic) -> None:
         self._stream = stream or sys.stderr
@@ -20,9 +21,14 @@ class Progress:
         self._live = self._stream.isatty()
         self._last = -1e9
         self._shown = ""
+        self._lock = threading.RLock()
 
     def show(self, line: str, *, now: bool = False) -> None:
         """Show the line if it is time to, or `now`."""
+        with self._lock:
+            self._show(line, now)
+
+    def _show(self, line: str, now: bool) -> None:
         moment = self._clock()
         if not now and moment - self._last < (LIVE_EVERY if self._live else LOG_EVERY):
             return
@@ -38,16 +44,18 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
-        self.clear()
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        with self._lock:
+            self.clear()
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
     def clear(self) -> None:
         """Take the live line away."""
-        if self._live and self._shown:
-            self._stream.write("\r" + " " * len(self._shown) + "\r")
-            self._stream.flush()
-            self._shown = ""
+        with self._lock:
+            if self._live and self._shown:
+                self._stream.write("\r" + " " * len(self._shown) + "\r")
+                self._stream.flush()
+                self._shown = ""
 
 
 def duration(seconds: float) -> str:
