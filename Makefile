@@ -16,13 +16,13 @@ help: ## show this list
 train: $(STAMP) ## train PriorZero on the game that comes along (about 10 minutes, CPU only)
 	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --set run_config.max_seconds=540
 
-quick: $(STAMP) ## every part of PriorZero once (about 3 minutes)
+quick: $(STAMP) ## every part of PriorZero once (1 to 3 minutes)
 	$(PY) zoo/jericho/priorzero/priorzero_entry.py --quick_test
 
 learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes each; resumable
 	$(PY) -m benchmarks.learn
 
-test: $(STAMP) ## all tests (about 12 minutes)
+test: $(STAMP) ## all tests (about 9 minutes)
 	$(PY) -m pytest
 	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
 

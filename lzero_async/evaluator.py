@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from lzero_async.errors import GateTimeout
+from lzero_async.errors import GateTimeout, Stopped
 from lzero_async.shell import GateShell, MakeWaiter
 from lzero_async.threads import LoopRunner, ThreadGroup
 from lzero_async.trace import EVALUATOR, TraceWriter
@@ -137,9 +137,7 @@ class BackgroundEvaluator:
             with self._lock:
                 if result is not None:
                     self._last = result
-                elif isinstance(error, (asyncio.CancelledError, CancelledError)) and (
-                    self._closing or self._shell.is_set()
-                ):
+                elif self._given_up(error):
                     error = None  # abandoned by a stop
                 elif listener is None:
                     self._error = error
@@ -156,6 +154,13 @@ class BackgroundEvaluator:
                 self._busy = job is not None
             self.nudge()
         runner.close()
+
+    def _given_up(self, error: BaseException | None) -> bool:
+        """Whether an evaluation ended early because the run stops, which is no failure of it."""
+        if isinstance(error, Stopped):
+            return error.origin is self._shell
+        cancelled = isinstance(error, (asyncio.CancelledError, CancelledError))
+        return cancelled and (self._closing or self._shell.is_set())
 
     def _evaluate(self, job: Job, runner: LoopRunner) -> tuple[EvalResult | None, BaseException | None]:
         clock, context = self._shell.clock, job.context

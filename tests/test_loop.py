@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, ConfigError, EvalResult
+from lzero_async.errors import Stopped
 from lzero_async.testing import (
     FakeCollector,
     FakeEvaluator,
@@ -27,6 +28,7 @@ from lzero_async.testing import (
     lognormal,
     simulate,
 )
+from lzero_async.types import EvalContext
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -264,6 +266,26 @@ def test_a_target_reached_in_the_background_wakes_a_learner_that_waits() -> None
         result = coordinator.run(collect, learner, FakeEvaluator(clock, 5.0), eval_every=1, eval_target=1.0)
         coordinator.close()
     assert (result.reason, clock.now()) == ("eval_target", 7.0)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_evaluation_given_up_because_of_the_stop_is_no_failure(ours: bool) -> None:
+    with VirtualClock() as clock:
+        coordinator, collect, learner = pipeline(clock, 2, enable_async_eval=True)
+
+        def evaluate(context: EvalContext) -> float:
+            context.stop.wait(1e9)
+            error = Stopped("given up")
+            error.origin = context.stop if ours else None
+            raise error
+
+        if ours:
+            result = coordinator.run(collect, learner, evaluate, eval_every=1, max_train=3)
+            assert (result.reason, result.last_eval) == ("max_train", None)
+        else:
+            with pytest.raises(Stopped, match="given up"):
+                coordinator.run(collect, learner, evaluate, eval_every=1, max_train=3)
+        coordinator.close()
 
 
 def test_an_evaluation_that_still_runs_at_the_end_is_delivered() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lzero_async.config import auto_degree
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero import priorzero_config
-from zoo.jericho.priorzero.options import RULES, build_options, check_options
+from zoo.jericho.priorzero.options import RULES, build_options, check_options, steps_per_collect
 from zoo.jericho.priorzero.priorzero_entry import FLAGS, main, parse_arguments
 
 
@@ -31,11 +32,8 @@ def test_every_option_is_explained_in_the_line_above_it() -> None:
     lines = Path(priorzero_config.__file__).read_text().splitlines()
     for node in ast.parse("\n".join(lines)).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in RULES:
-            explained = ""
             for keyword in node.value.keywords:
-                line = lines[keyword.lineno - 2].strip()
-                explained = line if line.startswith("#") else explained
-                assert explained, keyword.arg
+                assert lines[keyword.lineno - 2].strip().startswith("# "), keyword.arg
 
 
 def test_the_examples_of_the_config_are_its_own_options() -> None:
@@ -82,7 +80,7 @@ def test_later_layers_win() -> None:
         ("policy_config.learning_rate=0", ["learning_rate", "above 0"]),
         ("policy_config.device=tpu", ["auto, cpu, cuda"]),
         ("llm_config.root_policy=magic", ["llm_plus_wm_logits"]),
-        ("run_config.eval_modes=prior", ["list of"]),
+        ("run_config.eval_modes=3", ["list of"]),
         ("run_config.eval_modes=['best']", ["prior, world_model, llm"]),
         ("run_config.exp_name=", ["exp_name"]),
         ("run_config.trace=1", ["True or False"]),
@@ -138,6 +136,23 @@ def test_bad_input_is_exit_code_2_and_nothing_is_written(
     assert said.strip().startswith("error: ")
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["prior,llm", "[prior, llm]", "['prior', 'llm']", "('prior', 'llm')"])
+def test_lists_may_be_written_as_one_would(text: str) -> None:
+    assert build_options(assignments=[f"run_config.eval_modes={text}"]).run_config.eval_modes == ("prior", "llm")
+
+
+def test_whole_numbers_may_be_written_with_an_exponent() -> None:
+    assert (
+        build_options(assignments=["policy_config.replay_buffer_size=1e5"]).policy_config.replay_buffer_size == 100_000
+    )
+
+
+def test_the_automatic_degree_counts_collects() -> None:
+    options = build_options(changes={"policy_config.n_episode": 8, "env_config.max_steps": 80})
+    assert steps_per_collect(options) == 640
+    assert auto_degree(options.policy_config.replay_buffer_size, steps_per_collect(options)) == 3
 
 
 def test_the_options_of_a_saved_run_stand_in_for_the_preset() -> None:

@@ -65,7 +65,7 @@ def test_a_run_writes_what_it_says(straight: Path, capsys: pytest.CaptureFixture
     results = json.loads((straight / "results.json").read_text(), parse_constant=pytest.fail)
     assert results["game"] == find_game(SHIPPED_GAME).label
     assert results["substitute_for"] == ""
-    assert results["ended_by"] == "max_train"
+    assert results["ended_by"] == "max_iter"
     assert results["updates"] == 18 == metrics(straight)[-1]["learner/updates"]
     assert [row["mode"] for row in results["evaluations"]] == ["prior", "prior", "world_model"]
     assert results["reuse"]["prior_hit_rate"] > 0
@@ -91,7 +91,7 @@ def test_kill_9_and_resume_give_the_same_numbers(straight: Path, llm: str, tmp_p
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
     assert process.stderr is not None
     for line in process.stderr:  # the progress line after the fourth train: the checkpoint of the third is there
-        if line.startswith("train 4/"):
+        if " train 4/" in line:
             process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     process.stderr.close()
@@ -113,7 +113,7 @@ def test_ctrl_c_saves_a_checkpoint_and_resuming_gives_the_same_numbers(
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("train 2/"):
+        if " train 2/" in line:
             os.kill(process.pid, signal.SIGINT)
             break
     output, errors = process.communicate(timeout=120)
@@ -211,6 +211,55 @@ def test_later_degrees_only_change_a_number(llm: str, tmp_path: Path, extra: lis
     assert results["statistics"]["train_count"] == 5
     assert results["statistics"]["restarts"] == 0
     assert results["statistics"]["staleness_max"] <= results["statistics"]["off_policy_degree"]
+
+
+@pytest.mark.parametrize("limit", [["--max_iter", "1"], ["--set", "run_config.max_env_step=5"]])
+def test_a_background_evaluation_that_is_due_at_the_end_is_finished(llm: str, tmp_path: Path, limit: list[str]) -> None:
+    settings = ["--async_eval", "--set", "run_config.eval_every=1", "--set", "run_config.eval_episodes=3"]
+    assert main(arguments(llm, tmp_path / "x", *settings, *limit)) == 0
+    results = json.loads((tmp_path / "x" / "results.json").read_text())
+    assert [(row["mode"], row["episodes"]) for row in results["evaluations"]] == [("prior", 3), ("world_model", 3)]
+
+
+def test_ctrl_c_gives_a_background_evaluation_up(llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.jericho.priorzero.trainer import PriorZero
+
+    played = PriorZero.play_mode
+
+    def interrupted_in_the_middle(agent: PriorZero, mode: str, version: int, should_stop: object = None) -> dict:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not should_stop():
+            pass
+        return played(agent, mode, version, should_stop)
+
+    monkeypatch.setattr(PriorZero, "play_mode", interrupted_in_the_middle)
+    settings = ["--async_eval", "--set", "run_config.eval_every=1", "--max_iter", "1000"]
+    assert main(arguments(llm, tmp_path / "x", *settings)) == 130
+    results = json.loads((tmp_path / "x" / "results.json").read_text())
+    assert results["evaluations"] == []
+    assert (tmp_path / "x" / "ckpt" / "last.safetensors").is_file()
+
+
+def test_ctrl_c_in_the_final_evaluation_keeps_the_report(
+    llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(agent: object) -> list[dict]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zoo.jericho.priorzero.trainer.PriorZero.final_evaluation", interrupted)
+    assert main(arguments(llm, tmp_path / "x", "--max_iter", "1")) == 130
+    assert f"go on with: --resume {tmp_path / 'x'}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "x" / "results.json").read_text())["updates"] == 3
+
+
+def test_a_start_that_failed_does_not_take_the_name(
+    llm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(str(tmp_path / "no_model"), tmp_path / "x", "--max_iter", "1")) == 2
+    assert main(arguments(llm, tmp_path / "x", "--max_iter", "1")) == 0
+    capsys.readouterr()
+    assert main(arguments(llm, tmp_path / "x", "--max_iter", "1")) == 0
+    assert f"folder: {tmp_path / 'x-2'} ({tmp_path / 'x'} holds another run" in capsys.readouterr().out
 
 
 def test_an_absent_zork_is_replaced_loudly_and_only_in_a_quick_test(

@@ -36,7 +36,9 @@ def _words(*words: str) -> Check:
 
 def _subset(*words: str) -> Check:
     def check(name: str, value: Any) -> tuple[str, ...]:
-        if isinstance(value, str) or not isinstance(value, Iterable):
+        if isinstance(value, str):  # as --set gives it: prior,llm or [prior, llm]
+            value = [word.strip() for word in value.strip("[]()").split(",") if word.strip()]
+        if not isinstance(value, Iterable):
             raise ConfigError(f"{name} is {value!r}; it must be a list of {', '.join(words)}.")
         return tuple(one_of(f"an entry of {name}", entry, words) for entry in value)
 
@@ -210,9 +212,15 @@ def _known(name: str, names: Iterable[str], what: str, section: str = "") -> Non
 def _parse(text: str) -> Any:
     """A Python value if the text is one, else the text itself."""
     try:
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
+        return int(value) if isinstance(value, float) and value.is_integer() and "." not in text else value  # 1e5
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def steps_per_collect(options: EasyDict) -> int:
+    """Transitions of one collect at most: the unit in which off_policy_degree counts."""
+    return min(options.policy_config.n_episode * options.env_config.max_steps, options.policy_config.replay_buffer_size)
 
 
 def check_device(device: str) -> str:

@@ -10,7 +10,10 @@ How asynchronous the training is:
     1 to 10             low: collecting overlaps training a little
     10 to 50            medium
     above 50            high (a warning is printed)
-    -1                  automatic: about a tenth of the replay buffer
+    -1                  automatic: as many collects as fill about a tenth of the replay buffer
+
+The unit is one collect (n_episode episodes, up to n_episode * max_steps steps). The embedded preset's 20,000 steps are about 32
+collects in all; degrees of 20 and more are for longer runs.
 
 Four examples:
 
@@ -52,7 +55,7 @@ env_config = dict(
 )
 
 policy_config = dict(
-    # How far training may fall behind collecting; see the table above.
+    # How many collects training may fall behind (a collect is n_episode episodes); see the table above.
     off_policy_degree=0,
     # Evaluate in the background, on frozen weights, while training goes on.
     enable_async_eval=False,
@@ -84,26 +87,35 @@ policy_config = dict(
     use_priority=False,
     # Steps of nothing that follow a death or a win in the stored data, so that the world model learns what an end is.
     absorbing_steps=2,
+    # Learning rate of AdamW.
     learning_rate=1e-3,
+    # Weight decay of AdamW.
     weight_decay=1e-4,
+    # Norm that gradients are clipped to.
     grad_clip_value=5.0,
     # Share of the trained weights that flows into the target network after every update.
     target_update_theta=0.05,
-    # Temperature of the visit counts while collecting, at the start and after temperature_decay_steps environment steps.
+    # Temperature of the visit counts while collecting, at the start.
     temperature_start=1.0,
+    # The same after temperature_decay_steps.
     temperature_end=0.35,
+    # Environment steps from the one to the other.
     temperature_decay_steps=6_000,
     # Share of uniformly random moves while collecting.
     epsilon=0.05,
-    # After this many steps without a reward the known part of the game is behind (0: never), and this share is random.
+    # Steps without a reward after which the known part of the game is behind, and more moves are random (0: never).
     stuck_steps=10,
+    # Share of random moves then.
     stuck_epsilon=0.5,
-    # Dirichlet noise at the root while collecting: its weight and its concentration.
+    # Weight of the Dirichlet noise at the root while collecting.
     root_noise_weight=0.25,
+    # Concentration of that noise.
     root_dirichlet_alpha=0.3,
-    # Width, layers and heads of the world model's transformer.
+    # Width of the world model's transformer.
     embed_dim=64,
+    # Its layers.
     num_layers=2,
+    # Its heads.
     num_heads=4,
     # Dropout in the world model while training.
     dropout=0.0,
@@ -159,6 +171,7 @@ encoder_config = dict(
 run_config = dict(
     # Folder of everything that the run writes; relative to the current one.
     exp_name="runs/priorzero",
+    # Seed of everything random.
     seed=0,
     # Trains after which the run ends (one for each collect; 0: no limit).
     max_iter=0,

@@ -1,9 +1,9 @@
 """Train PriorZero (UniZero's world model and search, with a language model's prior at the root) on a text game.
 
-    python priorzero_entry.py --env_id zork1.z5                  a game of Jericho's suite
     python priorzero_entry.py                                    the game that comes with the project
-    python priorzero_entry.py --quick_test                       every part once, in about three minutes
-    python priorzero_entry.py --resume --max_env_step 40000      go on where the last run stopped
+    python priorzero_entry.py --env_id zork1.z5                  a game of Jericho's suite
+    python priorzero_entry.py --quick_test                       every part once, in one to three minutes
+    python priorzero_entry.py --resume runs/priorzero            go on with the run in that folder
     python priorzero_entry.py --set policy_config.num_simulations=50 --set llm_config.llm_weight=0.3
 
 All options with their meaning are in priorzero_config.py. Everything that a run writes is in its folder (--exp_name):
@@ -28,6 +28,7 @@ from lzero_async.errors import ConfigError
 
 INTERRUPTED = 130
 BAD_INPUT = 2
+ENDS = {"max_train": "max_iter", "stop_fn": "max_env_step"}  # the loop's names for this program's limits
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -44,7 +45,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     run.add_argument(
         "--preset", default="embedded", choices=PRESETS, help="a set of options (default: %(default)s, CPU only)"
     )
-    run.add_argument("--quick_test", action="store_true", help="a few short rounds through every part, about 3 minutes")
+    run.add_argument("--quick_test", action="store_true", help="a few short rounds through every part, 1 to 3 minutes")
     run.add_argument("--seed", type=int, help="seed of everything random")
     run.add_argument("--max_iter", type=int, help="trains after which to end (0: no limit)")
     run.add_argument("--max_env_step", type=int, help="environment steps after which to end (0: no limit)")
@@ -97,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
               "Checkpoints written before are still there.", file=sys.stderr)  # fmt: skip
         return BAD_INPUT
     except KeyboardInterrupt:
-        print("\ninterrupted at once; what was saved before is still there.", file=sys.stderr)
+        print("\ninterrupted at once; the last checkpoint, if there was one yet, is still there.", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -143,6 +144,13 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
     with quiet():
         from zoo.jericho.priorzero.trainer import PriorZero
 
+    taken = Path(options.run_config.exp_name)
+    other = (
+        f" ({taken} holds another run; --resume {taken} goes on with that one)"
+        if saved is None and folder != taken
+        else ""
+    )
+    print(f"folder: {folder}{other}", flush=True)
     agent = PriorZero(options, game, folder)
     try:
         if saved is not None and state is not None:
@@ -151,10 +159,17 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
         _write_json(folder / "options.json", options)
         result = agent.run()
         last = agent.save()
+        reason = ENDS.get(result.reason, result.reason)
         interrupted = result.reason.startswith("SIG")
-        rows = [] if interrupted else agent.final_evaluation()
+        rows: list[dict[str, Any]] = []
+        try:
+            rows = [] if interrupted else agent.final_evaluation()
+        except KeyboardInterrupt:
+            interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
         agent.coordinator.print_statistics()
-        _report(agent, rows, result.reason, last)
+        _report(agent, rows, reason, last)
+        if interrupted:
+            print(f"go on with: --resume {folder}")
     finally:
         agent.close()
     return INTERRUPTED if interrupted else 0
@@ -180,7 +195,7 @@ def _free_folder(exp_name: str, saved: Path | None) -> Path:
     """The folder to write into: the name itself, or with a number behind it when another run is there already."""
     folder, number = Path(exp_name), 2
     own = None if saved is None else _folder_of(saved)
-    while folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+    while folder.exists() and not _is_free(folder):
         if own is not None and folder.is_dir() and folder.samefile(own):
             break
         folder, number = Path(f"{exp_name}-{number}"), number + 1
@@ -191,6 +206,13 @@ def _free_folder(exp_name: str, saved: Path | None) -> Path:
             f"The folder {folder} cannot be made ({error.strerror}); choose another --exp_name."
         ) from error
     return folder
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether nothing is in it but perhaps the empty log of a start that failed."""
+    if not folder.is_dir():
+        return False
+    return all(path.name == "run.log" and path.stat().st_size == 0 for path in folder.iterdir())
 
 
 @contextmanager
@@ -230,7 +252,10 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
              f"{row['normalised']:.0%}", f"{row['length']:.0f}", str(row["won"]), str(row["died"])]
             for row in rows
         ]  # fmt: skip
-        print(f"\n{game.label}" + (f" (instead of {game.substitute_for})" if game.substitute_for else ""))
+        print(
+            f"\n{game.label}, the last weights"
+            + (f" (instead of {game.substitute_for})" if game.substitute_for else "")
+        )
         print(table(cells))
     print(f"\n{_saved_work(agent.reuse())}")
     print(f"ended by: {reason}")
@@ -260,10 +285,10 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
         "TensorBoard": agent.folder / "log",
         "log": agent.folder / "run.log",
     }
-    if best.is_file():
-        places["best checkpoint"] = best
+    places["best checkpoint"] = best
     for name, place in places.items():
-        print(f"{name + ':':17}{place}")
+        if place.exists():
+            print(f"{name + ':':17}{place}")
 
 
 def _saved_work(reuse: dict[str, Any]) -> str:

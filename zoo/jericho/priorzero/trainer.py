@@ -15,14 +15,14 @@ from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator
 from lzero_async.errors import ConfigError, Stopped
-from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, TrainReport
+from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
 from zoo.jericho.priorzero import checkpoint
 from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
 from zoo.jericho.priorzero.engines import Engine, make_engine
 from zoo.jericho.priorzero.game_files import Game
 from zoo.jericho.priorzero.jericho_env import JerichoEnv
 from zoo.jericho.priorzero.learner import Learner
-from zoo.jericho.priorzero.options import check_device, unizero_config
+from zoo.jericho.priorzero.options import check_device, steps_per_collect, unizero_config
 from zoo.jericho.priorzero.play import Player, Style, parts_of
 from zoo.jericho.priorzero.prior import LLMPrior
 from zoo.jericho.priorzero.progress import Progress, duration
@@ -118,7 +118,7 @@ class PriorZero:
             policy.off_policy_degree,
             policy.enable_async_eval,
             buffer_size=policy.replay_buffer_size,
-            batch_size=policy.batch_size,
+            batch_size=steps_per_collect(options),
             on_failure="restart",
             get_weights=self.learner.weights,
             trace=folder / "trace.json" if run.trace else None,
@@ -174,7 +174,8 @@ class PriorZero:
             on_step=self._stepped,
             should_stop=context.stop.is_set,
         )
-        _raise_if_stopped(context)
+        if context.stop.is_set():
+            raise _stopped(context.stop)  # half a collect is none
         return Collected(episodes, time.monotonic() - start)
 
     def train(self, batch: Batch) -> TrainReport:
@@ -213,8 +214,9 @@ class PriorZero:
         self._evaluator.load(context.version, context.snapshot.state)
         rows = []
         for mode in self.options.run_config.eval_modes:
-            rows.append(self.play_mode(mode, context.version, context.stop.is_set))
-            _raise_if_stopped(context)
+            rows.append(self.play_mode(mode, context.version, lambda: _interrupted(context.stop)))
+            if _interrupted(context.stop):  # half an evaluation is none; one that is due at a run's own end is finished
+                raise _stopped(context.stop)
         for row in rows:
             self._keep_evaluation(row)
         return float(rows[0]["mean"])
@@ -224,10 +226,9 @@ class PriorZero:
         policy, run = self.options.policy_config, self.options.run_config
         style = Style(mode=mode, num_simulations=policy.num_simulations, temperature=run.eval_temperature)
         rng = np.random.default_rng([run.seed, EVAL_STREAM, version])
-        start = time.monotonic()
         played = self._evaluator.player.play(run.eval_episodes, rng, style, should_stop=should_stop)
         scores = [float(episode.info.get("score", 0)) for episode in played] or [0.0]
-        row = {
+        return {
             "mode": mode,
             "version": version,
             "env_steps": self._steps_of.get(version, self.env_steps),
@@ -242,11 +243,10 @@ class PriorZero:
             "died": sum(bool(episode.info.get("died")) for episode in played),
             "commands": list(played[int(np.argmax(scores))].info["commands"]) if played else [],
         }
-        log.info("evaluated %s at version %d: %s in %.1f s", mode, version, scores, time.monotonic() - start)
-        return row
 
     def _keep_evaluation(self, row: dict[str, Any]) -> None:
         self.history.append(row)
+        log.info("evaluated %s at version %d: %s", row["mode"], row["version"], row["scores"])
         names = ("mean", "best", "normalised", "length")
         self._records.scalars({f"evaluator/{row['mode']}/{name}": row[name] for name in names}, row["env_steps"])
 
@@ -316,18 +316,16 @@ class PriorZero:
         """The live line."""
         run = self.options.run_config
         steps = max(self.env_steps, self._steps_before + self.collected_steps)
-        parts = [f"train {self.coordinator.train_count}" + (f"/{run.max_iter}" if run.max_iter else "")]
+        left = self._time_left(steps)
+        parts = [duration(time.monotonic() - self._started) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"env steps {steps:,}" + (f"/{run.max_env_step:,}" if run.max_env_step else ""))
+        parts.append(f"train {self.coordinator.train_count}" + (f"/{run.max_iter}" if run.max_iter else ""))
         parts.append(f"score {np.mean(self._recent):.1f}" if self._recent else "score -")
         parts.append(f"best eval {self.best['score']:.1f}" if self.best["score"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")
-        parts.append(f"{self._rates['collect']:.0f} steps/s, {self._rates['train']:.1f} updates/s")
         if self._losses:
+            parts.append(f"{self._rates['collect']:.0f} steps/s, {self._rates['train']:.1f} updates/s")
             parts.append(f"loss {self._losses['weighted_total_loss']:.2f}")
-        left = self._time_left(steps)
-        parts.append(
-            f"{duration(time.monotonic() - self._started)} gone" + (f", {duration(left)} left" if left else "")
-        )
         return " | ".join(parts)
 
     def _time_left(self, steps: int) -> float | None:
@@ -447,12 +445,16 @@ def _engine_options(llm: EasyDict) -> dict[str, Any]:
     return {"tensor_parallel_size": llm.tensor_parallel_size, "gpu_memory_utilization": llm.gpu_memory_utilization}
 
 
-def _raise_if_stopped(context: CollectContext | EvalContext) -> None:
-    """What was broken off by a stop is given back: half a collect or half an evaluation is none."""
-    if context.stop.is_set():
-        error = Stopped("the run is stopping")
-        error.origin = context.stop
-        raise error
+def _stopped(stop: StopSignal) -> Stopped:
+    """Says that a stage was given up because the run stops, which is no failure."""
+    error = Stopped("the run is stopping")
+    error.origin = stop
+    return error
+
+
+def _interrupted(stop: StopSignal) -> bool:
+    """Whether the run stops because of a signal, not because it has reached its own end."""
+    return stop.is_set() and str(getattr(stop, "stop_reason", "")).startswith("SIG")
 
 
 def _seed_everything(seed: int) -> None:
