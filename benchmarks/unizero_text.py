@@ -28,10 +28,10 @@ def bars() -> list[Bar]:
             True,
             lambda: measure()["ratio"],
         ),
-        Bar("loss of the last 10 updates / loss of the first 10", 1, False, lambda: measure()["loss_ratio"]),
-        Bar("distinct observations of 2,000", None, True, lambda: measure()["distinct"]),
-        Bar("ours, 100 updates (s)", None, False, lambda: measure()["ours"]),
-        Bar("LightZero's text path, 2 updates scaled to 100 (s)", None, False, lambda: measure()["theirs"]),
+        Bar("loss of the last 10 updates / loss of the first 10", 1, False, lambda: measure()["loss_ratio"], 1),
+        Bar("distinct observations of 2,000", None, True, lambda: measure()["distinct"], 1),
+        Bar("ours, 100 updates (s)", None, False, lambda: measure()["ours"], 1),
+        Bar("LightZero's text path, 2 updates scaled to 100 (s)", None, False, lambda: measure()["theirs"], 1),
     ]
 
 
