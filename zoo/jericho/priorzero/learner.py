@@ -108,8 +108,8 @@ class Learner:
         """Cut an episode into the buffer's segments, each padded with what follows it, as UniZero's targets need.
 
         An episode that the game ended goes on for some steps in its last state, with no reward and no value: without
-        them nothing teaches the world model that nothing comes after a death. One that ran out of steps, crashed or was
-        stopped just ends: its last value targets count the rewards that were seen.
+        them nothing teaches the world model that nothing comes after a death. One that ran out of steps or crashed
+        just ends: its last value targets count the rewards that were seen.
         """
         steps, length, cfg = len(episode), self.cfg.game_segment_length, self.cfg
         extra = self._absorbing if episode.ended else 0

@@ -83,8 +83,8 @@ class Player:
         on_step: Callable[[int], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> list[Episode]:
-        """Play this many episodes and return them in the order of their start. When `should_stop` says so, those under way
-        end where they are and no more are begun.
+        """Play this many episodes and return them in the order of their start; when `should_stop` says so, only those that
+        have ended by then.
 
         `on_step` is told after each round how many steps it took.
         """
@@ -93,10 +93,7 @@ class Player:
         finished: dict[int, Episode] = {}
         numbers = iter(range(episodes))
         games = [game for env in self.envs if (game := self._start(env, numbers, seeds)) is not None]
-        while games:
-            if should_stop():
-                finished.update((game.number, game.episode()) for game in games if len(game.actions))
-                break
+        while games and not should_stop():
             self._move(games, rng, style)
             if on_step is not None:
                 on_step(len(games))
@@ -148,7 +145,7 @@ class Player:
         if style.mode == "random":
             uniform = [mask.astype(np.float32) / mask.sum() for mask in masks]
             return [(int(rng.choice(len(row), p=row)), row, 0.0, 0.0) for row in uniform]
-        llm = self._ask_prior(games) if style.mode in ("llm", "prior") and self._needs_prior(style.mode) else None
+        llm = self._ask_prior(games) if self._needs_prior(style.mode) else None
         if style.mode == "llm":
             assert llm is not None
             rows = [_spread(log_probs, len(mask)) for log_probs, mask in zip(llm, masks, strict=True)]
@@ -172,7 +169,7 @@ class Player:
         ]
 
     def _needs_prior(self, mode: str) -> bool:
-        return mode == "llm" or self._root_policy != "wm_logits"
+        return mode == "llm" or (mode == "prior" and self._root_policy != "wm_logits")
 
     def _ask_prior(self, games: list[_Game]) -> list[np.ndarray]:
         assert self.prior is not None
@@ -227,10 +224,8 @@ class _Game:
         self.masks.append(self.obs["action_mask"])
 
     def episode(self) -> Episode:
-        steps = len(self.actions)
-        vectors = self.vectors if len(self.vectors) > steps else [*self.vectors, self.vectors[-1]]
         return Episode(
-            observations=np.stack(vectors).astype(np.float32),
+            observations=np.stack(self.vectors).astype(np.float32),
             actions=np.asarray(self.actions, dtype=np.int64),
             rewards=np.asarray(self.rewards, dtype=np.float32),
             masks=np.stack(self.masks).astype(np.int8),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,30 +25,14 @@ INVALID_LOGIT = -1e9
 
 
 def mix_root_policy(
-    llm_log_probs: ArrayLike | None,
-    wm_logits: ArrayLike,
-    action_mask: ArrayLike,
-    *,
-    mode: str = "llm_plus_wm_logits",
-    llm_weight: float = 0.5,
-    weighting: str = "fixed",
-    min_llm_weight: float = 0.0,
+    llm_log_probs: ArrayLike | None, wm_logits: ArrayLike, action_mask: ArrayLike, **options: Any
 ) -> np.ndarray:
-    """Root logits for the search, float32 [slots], finite everywhere; see `root_probabilities` for the arguments."""
-    probabilities = root_probabilities(
-        llm_log_probs,
-        wm_logits,
-        action_mask,
-        mode=mode,
-        llm_weight=llm_weight,
-        weighting=weighting,
-        min_llm_weight=min_llm_weight,
-    )
-    return root_logits(probabilities, action_mask)
+    """Root logits for the search, float32 [slots], finite everywhere; arguments and options are `root_probabilities`'s."""
+    return root_logits(root_probabilities(llm_log_probs, wm_logits, action_mask, **options), action_mask)
 
 
 def mix_root_policies(
-    llm_log_probs: Sequence[ArrayLike | None], wm_logits: ArrayLike, action_mask: ArrayLike, **options: object
+    llm_log_probs: Sequence[ArrayLike | None], wm_logits: ArrayLike, action_mask: ArrayLike, **options: Any
 ) -> np.ndarray:
     """`mix_root_policy` for a batch: one prior (of any length) per environment, logits and mask [environments, slots]."""
     logits, mask = np.asarray(wm_logits, np.float64), np.asarray(action_mask)
@@ -58,7 +43,7 @@ def mix_root_policies(
         )
     out = np.empty(logits.shape, np.float32)
     for i, one in enumerate(llm_log_probs):
-        out[i] = mix_root_policy(one, logits[i], mask[i], **options)  # type: ignore[arg-type]
+        out[i] = mix_root_policy(one, logits[i], mask[i], **options)
     return out
 
 

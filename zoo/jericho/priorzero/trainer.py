@@ -434,6 +434,8 @@ class PriorZero:
             try:
                 close()
             except Exception as error:
+                if failed is not None:
+                    log.error("while closing after %r: %r", failed, error)
                 failed = failed or error
         if failed is not None:
             raise failed
