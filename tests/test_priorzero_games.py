@@ -360,7 +360,7 @@ def test_a_store_damaged_while_in_use_is_begun_anew(tmp_path, caplog):
 def test_rows_that_make_no_sense_count_as_absent(tmp_path):
     store = ValidActionStore(tmp_path / "store.sqlite")
     for number, text in enumerate(["{", "[]", "3", json.dumps([None, "", "", ""])]):
-        store._insert("story", b"%d" % number, text)
+        store._add([("story", valid_actions.VERSION, b"%d" % number, text)])
         assert store.get("story", b"%d" % number) is None
     store.close()
 

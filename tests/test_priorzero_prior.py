@@ -15,6 +15,7 @@ from zoo.jericho.priorzero.engines import ScoreRequest, prompt_key
 from zoo.jericho.priorzero.game_session import GameState
 from zoo.jericho.priorzero.prior import LLMPrior, PriorRequest, action_log_probs
 from zoo.jericho.priorzero.prompts import Turn, build_prompt, window_start
+from zoo.jericho.priorzero.store import SharedStore
 
 
 def state(room="Kitchen", actions=("go north", "open sack"), **changes):
@@ -45,8 +46,9 @@ def text(prompt):
 class RuleEngine:
     """Scores a candidate by its length and the prompt's hash; a token is a word."""
 
-    def __init__(self, context_length=1_000_000):
+    def __init__(self, context_length=1_000_000, model="rules"):
         self.weights_version = 0
+        self.model = model
         self.context_length = context_length
         self.calls: list[list[ScoreRequest]] = []
         self.generated: list[list] = []
@@ -68,6 +70,9 @@ class RuleEngine:
     def generate(self, prompts, max_new_tokens, temperature=0.0):
         self.generated.append(list(prompts))
         return [" I want light.\ntake lamp" for _ in prompts]
+
+    def health(self):
+        return {"ok": True, "engine": "rule", "model": self.model, "weights_version": self.weights_version}
 
     def asked(self):
         return sum(map(len, self.calls))
@@ -220,6 +225,148 @@ def test_threads_may_share_a_prior():
     for thread in threads:
         thread.join()
     assert not failed and prior.statistics()["requests"] == 800
+
+
+# -- answers that processes share --------------------------------------------
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    """Opens the same file as another process would: a connection of its own."""
+    opened = []
+
+    def open_one():
+        opened.append(SharedStore(tmp_path / "answers.sqlite"))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def test_what_one_prior_asked_no_other_asks_again(open_store):
+    first_engine, second_engine = RuleEngine(), RuleEngine()
+    first = LLMPrior(first_engine, store=open_store())
+    second = LLMPrior(second_engine, store=open_store())
+    items = [ask("A"), ask("B", ("", "look")), ask("C", ())]
+    computed = first(items)
+    found = second([*items, ask("A")])
+    assert first_engine.asked() == 3 and not second_engine.calls
+    assert [one.tobytes() for one in found[:3]] == [one.tobytes() for one in computed]
+    assert all(one.dtype == np.float32 and one.flags.writeable for one in found)
+    stats = second.statistics()
+    assert (stats["requests"], stats["hits"], stats["store_hits"], stats["engine_requests"]) == (4, 4, 3, 0)
+    second([ask("A"), ask("D")])
+    stats = second.statistics()
+    assert (stats["requests"], stats["hits"], stats["store_hits"], stats["engine_requests"]) == (6, 5, 3, 1)
+    first([ask("D")])
+    assert first_engine.asked() == 3 and first.statistics()["store_hits"] == 1
+
+
+def test_other_settings_do_not_share(open_store):
+    engine = RuleEngine()
+    for options in (
+        {},
+        {"temperature": 2.0},
+        {"reduction": "sum"},
+        {"use_cot": True},
+        {"use_cot": True, "cot_tokens": 5},
+        {"game_title": "Zork I"},
+    ):
+        LLMPrior(engine, store=open_store(), **options)([ask()])
+    assert engine.asked() == 6
+
+
+def test_other_models_and_weights_do_not_share(open_store, tmp_path, monkeypatch):
+    for folder in ("one/model", "two/model"):
+        (tmp_path / folder).mkdir(parents=True)
+    for working_folder, model, asked in [
+        ("one", "model", 1),
+        ("two", "model", 1),
+        ("two", "../one/model", 0),
+        ("one", str(tmp_path / "two" / "model"), 0),
+        ("one", "hub/name", 1),
+        ("two", "hub/name", 0),
+    ]:
+        monkeypatch.chdir(tmp_path / working_folder)
+        engine = RuleEngine(model=model)
+        LLMPrior(engine, store=open_store())([ask()])
+        assert engine.asked() == asked, (working_folder, model)
+    engine = RuleEngine(model="hub/name")
+    engine.weights_version = 1
+    LLMPrior(engine, store=open_store())([ask()])
+    assert engine.asked() == 1
+
+
+def test_a_model_without_a_name_does_not_share(open_store, caplog):
+    for _ in range(2):
+        engine = RuleEngine(model="")
+        LLMPrior(engine, store=open_store())([ask()])
+        assert engine.asked() == 1
+    assert "no name" in caplog.text
+
+
+def test_an_answer_while_the_weights_change_is_not_shared(open_store):
+    engine, other = RuleEngine(), RuleEngine()
+    engine.during_score = lambda: setattr(engine, "weights_version", 1)
+    LLMPrior(engine, store=open_store())([ask()])
+    LLMPrior(other, store=open_store())([ask()])
+    assert other.asked() == 1
+
+
+def test_all_misses_are_looked_for_at_once(open_store, monkeypatch):
+    store, looked = open_store(), []
+    get_many = store.get_many
+    monkeypatch.setattr(store, "get_many", lambda keys: looked.append(len(keys)) or get_many(keys))
+    prior = LLMPrior(RuleEngine(), store=store)
+    prior([ask("A"), ask("B"), ask("A")]), prior([ask("B"), ask("C")]), prior([ask("A")])
+    assert looked == [2, 1]
+
+
+def test_a_row_of_the_wrong_length_is_asked_again(open_store):
+    store = open_store()
+    LLMPrior(RuleEngine(), store=store)([ask()])
+    store._run("UPDATE answers SET value = ?", (b"odd",))
+    engine = RuleEngine()
+    (answer,) = LLMPrior(engine, store=store)([ask()])
+    assert engine.asked() == 1 and len(answer) == 2
+
+
+def test_a_store_that_fails_only_costs_the_sharing(tmp_path, caplog):
+    (tmp_path / "file").write_text("not a folder")
+    engine = RuleEngine()
+    prior = LLMPrior(engine, store=SharedStore(tmp_path / "file" / "answers.sqlite"))
+    prior([ask()]), prior([ask()])
+    assert engine.asked() == 1 and prior.recall(ask()) is not None
+    assert len(caplog.records) == 1
+
+
+def test_recall_gives_what_is_known_and_counts_only_that(open_store):
+    engine = RuleEngine()
+    prior, other = LLMPrior(engine, store=open_store()), LLMPrior(RuleEngine(), store=open_store())
+    before = prior.statistics()
+    assert prior.recall(ask()) is None and prior.statistics() == before
+    (answer,) = prior([ask()])
+    for one, store_hits in ((prior, 0), (other, 1), (other, 1)):
+        known = one.recall(ask())
+        assert known.tobytes() == answer.tobytes()
+        known[:] = 0
+        assert one.statistics()["store_hits"] == store_hits
+    stats = prior.statistics()
+    assert (stats["requests"], stats["hits"], stats["engine_requests"]) == (2, 1, 1)
+    stats = other.statistics()
+    assert (stats["requests"], stats["hits"], stats["engine_requests"]) == (2, 2, 0)
+    engine.weights_version = 1
+    assert prior.recall(ask()) is None
+    assert engine.asked() == 1
+
+
+def test_recall_without_a_store_and_of_shortened_prompts():
+    prior = LLMPrior(RuleEngine(context_length=110), history_length=32)
+    item = ask(history=turns(32), episode=1)
+    assert prior.recall(item) is None and prior.statistics()["shortened_prompts"] == 0
+    (answer,) = prior([item])
+    assert prior.recall(item).tobytes() == answer.tobytes() and prior.statistics()["shortened_prompts"] == 2
 
 
 # -- prompts that are too long ----------------------------------------------

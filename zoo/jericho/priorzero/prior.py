@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,15 @@ import numpy as np
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.engines import Engine, Prompt, Reduction, ScoreRequest, check_reduction, prompt_key
 from zoo.jericho.priorzero.prompts import Turn, build_prompt
+from zoo.jericho.priorzero.store import SharedStore, full_name
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.game_session import GameState
 
 TEMPLATE_TOKENS = 32
 """More tokens than a chat template adds to one message."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class PriorRequest:
 
 
 @dataclass
-class _Miss:
+class _Query:
     item: PriorRequest
     prompt: Prompt
     history_length: int
@@ -47,6 +51,9 @@ class LLMPrior:
 
     `temperature` divides the scores before the softmax; `reduction` is that of a candidate's token log-probabilities. With
     `use_cot` the model first writes at most `cot_tokens` tokens of reasoning. May be called from several threads.
+
+    What is not in memory is looked for in `store`, which the processes of a run share, before the engine is asked. Weights
+    that were loaded into the engine are known there by their version alone: let the store be the run's own.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class LLMPrior:
         cot_tokens: int = 48,
         cache_size: int = 100_000,
         game_title: str = "",
+        store: SharedStore | None = None,
     ) -> None:
         check_reduction(reduction)
         if not (math.isfinite(temperature) and temperature > 0):
@@ -81,8 +89,12 @@ class LLMPrior:
         self._game_title = game_title
         self._cache: OrderedDict[bytes, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
-        self._counts = {"requests": 0, "hits": 0, "engine_requests": 0, "shortened_prompts": 0, "without_score": 0}
+        self._counts = dict.fromkeys(
+            ("requests", "hits", "store_hits", "engine_requests", "shortened_prompts", "without_score"), 0
+        )
         self._engine_seconds = 0.0
+        self._model = _model_of(engine) if store is not None else ()
+        self._store = store if self._model else None
 
     def __call__(self, items: Sequence[PriorRequest]) -> list[np.ndarray]:
         """Log-probabilities, float32 [actions], per item; their exponentials sum to 1 (no actions give an empty array).
@@ -90,30 +102,37 @@ class LLMPrior:
         An action without text has probability 0, unless none has text; equal actions share one action's probability.
         """
         version = self.engine.weights_version
-        keys, misses, answers = [], dict[bytes, _Miss](), dict[bytes, np.ndarray]()
-        for item in items:
-            miss = _Miss(item, *self._prompt(item))
-            key = self._key(miss, version)
-            keys.append(key)
-            if key in answers or key in misses:
-                continue
-            known = self._recall(key)
-            if known is None:
-                misses[key] = miss
-            else:
-                answers[key] = known
-        with self._lock:
-            self._counts["requests"] += len(items)
-            self._counts["hits"] += len(items) - len(misses)
+        queries = [self._query(item) for item in items]
+        keys = [self._key(query, version) for query in queries]
+        wanted: dict[bytes, _Query] = {}
+        for key, query in zip(keys, queries, strict=True):
+            wanted.setdefault(key, query)
+        answers = self._known(wanted)
+        misses = {key: query for key, query in wanted.items() if key not in answers}
+        self._count(queries, len(queries) - len(misses))
         if misses:
             fresh = dict(zip(misses, self._ask(list(misses.values())), strict=True))
             answers |= fresh
             if self.engine.weights_version == version:  # else nobody can say which weights answered
                 self._keep(fresh)
+                self._share(fresh)
         return [answers[key].copy() for key in keys]
 
+    def recall(self, request: PriorRequest) -> np.ndarray | None:
+        """The answer as a call would give it, if it is known in memory or in the store; else None, and nothing is counted.
+
+        It never waits for the engine, unless a prompt is so long that its tokens must be counted.
+        """
+        query = self._query(request)
+        key = self._key(query, self.engine.weights_version)
+        answer = self._known({key: query}).get(key)
+        if answer is None:
+            return None
+        self._count([query], 1)
+        return answer.copy()
+
     def statistics(self) -> dict[str, Any]:
-        """Counters since the start: requests, hits (equal requests of one call included), hit_rate, engine_seconds and more."""
+        """Counters since the start: requests, hits (equal requests of one call and store_hits included), hit_rate and more."""
         with self._lock:
             counts = dict(self._counts)
             hit_rate = counts["hits"] / counts["requests"] if counts["requests"] else 0.0
@@ -124,23 +143,20 @@ class LLMPrior:
             }
 
     def clear(self) -> None:
-        """Forget all answers; the counters stay."""
+        """Forget all answers in memory; the counters and the store stay."""
         with self._lock:
             self._cache.clear()
 
     # -- prompts ----------------------------------------------------------
 
-    def _prompt(self, item: PriorRequest) -> tuple[Prompt, int]:
-        """The prompt, with less of the oldest history where the model could not read it all; and the history length it took."""
+    def _query(self, item: PriorRequest) -> _Query:
+        """The request's prompt, with less of the oldest history where the model could not read it all."""
         length = self._history_length
         prompt = self._build(item, length)
         while length and not self._fits(prompt, item.actions):
             length //= 2
             prompt = self._build(item, length)
-        if length < self._history_length:
-            with self._lock:
-                self._counts["shortened_prompts"] += 1
-        return prompt, length
+        return _Query(item, prompt, length)
 
     def _build(self, item: PriorRequest, history_length: int, reasoning: str = "") -> Prompt:
         return build_prompt(
@@ -163,7 +179,7 @@ class LLMPrior:
 
     # -- the engine -------------------------------------------------------
 
-    def _ask(self, misses: list[_Miss]) -> list[np.ndarray]:
+    def _ask(self, misses: list[_Query]) -> list[np.ndarray]:
         start = time.perf_counter()
         if self._use_cot:
             thoughts = self.engine.generate([miss.prompt for miss in misses], self._cot_tokens)
@@ -190,16 +206,42 @@ class LLMPrior:
 
     # -- the cache --------------------------------------------------------
 
-    def _key(self, miss: _Miss, version: int) -> bytes:
-        parts = [prompt_key(miss.prompt), miss.item.actions, version, self._reduction, self._temperature, self._use_cot]
-        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
+    def _key(self, query: _Query, version: int) -> bytes:
+        parts = [prompt_key(query.prompt), query.item.actions, version, self._reduction, self._temperature]
+        parts += [self._use_cot and self._cot_tokens, self._model]
+        return b"prior " + hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 
-    def _recall(self, key: bytes) -> np.ndarray | None:
+    def _known(self, wanted: Mapping[bytes, _Query]) -> dict[bytes, np.ndarray]:
+        """The answers that are in memory or in the store; what came from the store is in memory afterwards."""
+        answers = {}
         with self._lock:
-            known = self._cache.get(key)
-            if known is not None:
-                self._cache.move_to_end(key)
-            return known
+            for key in wanted:
+                if key in self._cache:
+                    answers[key] = self._cache[key]
+                    self._cache.move_to_end(key)
+        if self._store is None or len(answers) == len(wanted):
+            return answers
+        stored = self._store.get_many([key for key in wanted if key not in answers])
+        found = {
+            key: np.frombuffer(value, np.float32)
+            for key, value in stored.items()
+            if len(value) == 4 * len(wanted[key].item.actions)
+        }
+        with self._lock:
+            self._counts["store_hits"] += len(found)
+        self._keep(found)
+        return answers | found
+
+    def _count(self, queries: Sequence[_Query], hits: int) -> None:
+        with self._lock:
+            self._counts["requests"] += len(queries)
+            self._counts["hits"] += hits
+            self._counts["shortened_prompts"] += sum(q.history_length < self._history_length for q in queries)
+
+    def _share(self, fresh: dict[bytes, np.ndarray]) -> None:
+        # Reasoning is written at temperature 0, so every answer can be repeated.
+        if self._store is not None:
+            self._store.put_many({key: value.tobytes() for key, value in fresh.items()})
 
     def _keep(self, fresh: dict[bytes, np.ndarray]) -> None:
         with self._lock:
@@ -208,6 +250,17 @@ class LLMPrior:
                 self._cache.move_to_end(key)
             while len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
+
+
+def _model_of(engine: Engine) -> tuple[str, ...]:
+    """What tells the answers of this engine's model from another's; empty if it has no name."""
+    health = engine.health()
+    if not health.get("model"):
+        _logger.warning("the language model has no name: its answers are not shared between processes")
+        return ()
+    # cuda:0 and cuda:1 answer alike, a CPU does not: it computes with more digits
+    device = str(health.get("device", "")).partition(":")[0]
+    return str(health.get("engine", "")), full_name(health["model"]), device
 
 
 def action_log_probs(actions: Sequence[str], scores: np.ndarray, temperature: float) -> np.ndarray:

@@ -7,6 +7,8 @@ part that was seen before costs nothing in a new combination.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,15 +18,25 @@ from typing import Any
 import numpy as np
 
 from lzero_async.errors import ConfigError
+from zoo.jericho.priorzero.store import SharedStore, full_name
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
 
 
 class TextEncoder:
-    """Mean-pooled sentence vectors of a frozen transformer, kept for the `cache_size` texts used last. For any thread."""
+    """Mean-pooled sentence vectors of a frozen transformer, kept for the `cache_size` texts used last. For any thread.
+
+    What is not in memory is looked for in `store`, which the processes of a run share, before it is encoded.
+    """
 
     def __init__(
-        self, model: str = "", *, max_tokens: int = 128, cache_size: int = 50_000, device: str = "cpu"
+        self,
+        model: str = "",
+        *,
+        max_tokens: int = 128,
+        cache_size: int = 50_000,
+        device: str = "cpu",
+        store: SharedStore | None = None,
     ) -> None:
         import torch
         from transformers import AutoModel, AutoTokenizer
@@ -44,7 +56,9 @@ class TextEncoder:
         self.width = int(self._model.config.hidden_size)
         self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
+        self._store, self._name = store, full_name(source)
         self.encoded = 0  # texts that went through the transformer
+        self.from_store = 0
         self.asked = 0
 
     def __call__(self, observations: Sequence[tuple[str, ...]]) -> np.ndarray:
@@ -57,8 +71,7 @@ class TextEncoder:
         self.asked += sum(map(len, observations))
         unknown = [text for text in wanted if text not in self._vectors]
         if unknown:
-            self._vectors.update(zip(unknown, self._encode(unknown), strict=True))
-            self.encoded += len(unknown)
+            self._vectors.update(self._find(unknown))
         for text in wanted:
             self._vectors.move_to_end(text)
         rows = np.stack([np.concatenate([self._vectors[part] for part in parts]) for parts in observations])
@@ -66,11 +79,36 @@ class TextEncoder:
             self._vectors.popitem(last=False)
         return rows
 
+    def _find(self, texts: list[str]) -> dict[str, np.ndarray]:
+        """Vectors of distinct texts: those in the store, and the others encoded and put there."""
+        if self._store is None:
+            return self._encoded(texts)
+        keys = {text: self._key(text) for text in texts}
+        stored = self._store.get_many(list(keys.values()))
+        vectors = {
+            text: np.frombuffer(stored[key], np.float32)
+            for text, key in keys.items()
+            if len(stored.get(key, b"")) == 4 * self.width
+        }
+        self.from_store += len(vectors)
+        fresh = self._encoded([text for text in texts if text not in vectors])
+        self._store.put_many({keys[text]: vector.tobytes() for text, vector in fresh.items()})
+        return vectors | fresh
+
+    def _encoded(self, texts: list[str]) -> dict[str, np.ndarray]:
+        self.encoded += len(texts)
+        return dict(zip(texts, self._encode(texts), strict=True))
+
+    def _key(self, text: str) -> bytes:
+        parts = [self._name, self._device, self._max_tokens, text]
+        return b"text " + hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
+
     def statistics(self) -> dict[str, float]:
-        """Texts asked for, texts encoded, and the share that was known already."""
+        """Texts asked for, texts encoded, texts that another process had encoded, and the share that was known already."""
         return {
             "encoder_asked": self.asked,
             "encoder_encoded": self.encoded,
+            "encoder_from_store": self.from_store,
             "encoder_hit_rate": 1 - self.encoded / self.asked if self.asked else 0.0,
         }
 

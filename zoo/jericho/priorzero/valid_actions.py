@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from zoo.jericho.priorzero.store import CacheFile
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.adapters import JerichoAdapter
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 # Part of every key: raise it when the search or the key of a state changes, and what was stored before is not found any more.
 VERSION = 1
 
-_logger = logging.getLogger(__name__)
 _WORD = re.compile(r"[a-z][a-z'-]*")
 _NOT_OBJECTS = (
     "a all an and any at both each every everythin everything he her here him his i in is it its itself me mine my myself "
@@ -116,26 +114,16 @@ def _most_usual(group: Sequence[str]) -> str:
     return min(group, key=lambda action: (-verb_usage_count(action), len(action), action))
 
 
-class ValidActionStore:
-    """A SQLite file of descriptions by story and state; several processes may use it at once.
+class ValidActionStore(CacheFile):
+    """A SQLite file of descriptions by story and state; see `CacheFile` for what may go wrong."""
 
-    It is a cache: a damaged file is moved aside and begun anew, and where it cannot be read or written (locked, read-only,
-    disk full) one warning is logged and the store does nothing any more. At most `max_rows` descriptions are kept, the
-    oldest go first. `path` empty: off.
-    """
+    what = "valid actions"
+    table = "described"
+    columns: ClassVar = {"story": "TEXT", "version": "INTEGER", "state": "BLOB", "found": "TEXT"}
+    unique = "story, version, state"
 
-    def __init__(self, path: str | os.PathLike[str], max_rows: int = 200_000, busy_seconds: float = 5.0) -> None:
-        self._path = Path(path) if str(path) else None
-        self._max_rows = max_rows
-        self._busy_seconds = busy_seconds
-        self._connection: sqlite3.Connection | None = None
-        if self._path is not None:
-            self._guarded(self._open)
-
-    @property
-    def usable(self) -> bool:
-        """Whether descriptions are kept on disk at the moment."""
-        return self._connection is not None
+    def __init__(self, path: str | os.PathLike[str] | None, max_rows: int = 200_000, busy_seconds: float = 5.0) -> None:
+        super().__init__(path, max_rows, busy_seconds)
 
     def get(self, story: str, state: bytes) -> Description | None:
         """The description of a state of a story (by md5), or None."""
@@ -152,93 +140,13 @@ class ValidActionStore:
     def put(self, story: str, state: bytes, found: Description) -> None:
         """Keep a description; the first one of a state stays."""
         text = json.dumps([found.valid_actions, found.look, found.inventory, found.location], ensure_ascii=False)
-        self._guarded(lambda: self._insert(story, state, text))
+        self._guarded(lambda: self._add([(story, VERSION, state, text)]))
 
     def __len__(self) -> int:
         row = self._guarded(lambda: self._run("SELECT count(*) FROM described").fetchone())
         return int(row[0]) if row else 0
 
-    def close(self) -> None:
-        """Close the file."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
     def _select(self, story: str, state: bytes):
         return self._run(
             "SELECT found FROM described WHERE story=? AND version=? AND state=?", (story, VERSION, state)
         ).fetchone()
-
-    def _insert(self, story: str, state: bytes, text: str) -> None:
-        assert self._connection is not None
-        with self._connection:
-            self._run(
-                "INSERT OR IGNORE INTO described (story, version, state, found) VALUES (?, ?, ?, ?)",
-                (story, VERSION, state, text),
-            )
-            self._run("DELETE FROM described WHERE id <= (SELECT max(id) FROM described) - ?", (self._max_rows,))
-
-    def _run(self, statement: str, values: tuple = ()) -> sqlite3.Cursor:
-        assert self._connection is not None
-        return self._connection.execute(statement, values)
-
-    def _open(self) -> None:
-        assert self._path is not None
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(self._path, timeout=self._busy_seconds, check_same_thread=False)
-        self._run("PRAGMA journal_mode=WAL")
-        # A power cut may lose the newest rows, never the file; they would be found again.
-        self._run("PRAGMA synchronous=NORMAL")
-        with self._connection:
-            self._run(
-                "CREATE TABLE IF NOT EXISTS described (id INTEGER PRIMARY KEY AUTOINCREMENT, story TEXT NOT NULL, "
-                "version INTEGER NOT NULL, state BLOB NOT NULL, found TEXT NOT NULL, UNIQUE (story, version, state))"
-            )
-        self._run("SELECT id, story, version, state, found FROM described LIMIT 1").fetchone()
-
-    def _guarded(self, work):
-        if self._path is None or (self._connection is None and work != self._open):
-            return None
-        try:
-            return work()
-        except (sqlite3.Error, OSError) as error:
-            self.close()
-            damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-            if damaged and self._begin_anew(error):
-                return None
-            _logger.warning("valid actions are not kept on disk any more: %s: %s", self._path, error)
-            return None
-
-    def _begin_anew(self, error: Exception) -> bool:
-        """Move the damaged file aside, unless another process has done so meanwhile, and open a new one."""
-        import fcntl
-
-        assert self._path is not None
-        aside = self._path.with_name(f"{self._path.name}.damaged-{os.getpid()}")
-        try:
-            with self._path.with_name(self._path.name + ".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if self._is_damaged():
-                    os.replace(self._path, aside)
-                    for ending in ("-wal", "-shm"):
-                        self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
-                    _logger.warning(
-                        "the store of valid actions was damaged (%s); moved to %s, a new one begun", error, aside
-                    )
-                self._open()
-            return True
-        except (sqlite3.Error, OSError):
-            self.close()
-            return False
-
-    def _is_damaged(self) -> bool:
-        try:
-            self._open()
-            result = self._run("PRAGMA quick_check").fetchone()
-            return result != ("ok",)
-        except sqlite3.OperationalError:
-            return False
-        except sqlite3.DatabaseError:
-            return True
-        finally:
-            self.close()
