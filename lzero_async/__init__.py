@@ -1,9 +1,20 @@
 """Asynchronous training for LightZero-style agents: collect, train and evaluate at the same time, within a bound."""
 
+from lzero_async.backends import Backend, Worker, make_backend
 from lzero_async.coordinator import AsyncTrainingCoordinator
-from lzero_async.errors import ConfigError, CoordinatorClosed, GateTimeout, LzeroAsyncError, QueueClosed, Stopped
+from lzero_async.errors import (
+    ConfigError,
+    CoordinatorClosed,
+    GateTimeout,
+    LzeroAsyncError,
+    QueueClosed,
+    RemoteError,
+    Stopped,
+    WorkerDied,
+)
 from lzero_async.gate import Gate
 from lzero_async.loop import run
+from lzero_async.parcels import Parcel
 from lzero_async.queues import BoundedQueue, QueueStatistics
 from lzero_async.trace import read_trace
 from lzero_async.types import (
@@ -22,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncTrainingCoordinator",
+    "Backend",
     "Batch",
     "BoundedQueue",
     "CollectContext",
@@ -33,13 +45,18 @@ __all__ = [
     "Gate",
     "GateTimeout",
     "LzeroAsyncError",
+    "Parcel",
     "QueueClosed",
     "QueueStatistics",
+    "RemoteError",
     "RunResult",
     "Snapshot",
     "Stopped",
     "TrainReport",
     "WeightStore",
+    "Worker",
+    "WorkerDied",
+    "make_backend",
     "read_trace",
     "run",
 ]

@@ -65,8 +65,9 @@ class AsyncTrainingCoordinator:
     num_collectors: collects that may run at once. staleness_policy: `wait`, `drop` or `allow`. publish_every: trains
     between two publications of the weights. max_train_ahead: extra trains on old data in a row while no batch waits.
     eval_overlap: what a new background evaluation does while one still runs (`skip`, `latest`, `wait`). on_failure:
-    what `run` does when a collect raises (`raise`, `restart`), with max_restarts in a row per collector and
-    restart_backoff seconds before the first, doubling. train_retries: how often a failed train is tried again from the
+    what `run` does when a collect raises (`raise`, `restart`), with max_restarts in a row per collector (one that fails
+    more often is retired, and the last of them ends the run) and restart_backoff seconds before the first, doubling.
+    train_retries: how often a failed train is tried again from the
     state before it, which needs `learner` (state_dict, load_state_dict). adaptive: let the degree follow the run inside
     [min_degree, max_degree]; drift_threshold: the drift above which it is halved. get_weights: returns the learner's
     weights; called after construction, loading and every due train, always while no train runs. trace: path of a Chrome
@@ -185,6 +186,16 @@ class AsyncTrainingCoordinator:
     def degree_changes(self) -> tuple[DegreeChange, ...]:
         """The last changes of an adaptive degree, with their reasons."""
         return tuple(self._changes)
+
+    def locate(self, role: str, pid: int) -> None:
+        """Tell the trace which process does the work of `learner`, `evaluator` or `collector N`."""
+        if self._trace is not None:
+            self._trace.locate(role, pid)
+
+    def count_restart(self) -> None:
+        """Count the restart of a role that the loop does not restart itself."""
+        with self.shell.lock:
+            self.shell.recorder.sums["restarts"] += 1
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 

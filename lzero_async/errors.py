@@ -5,6 +5,9 @@ LzeroAsyncError
 ├── GateTimeout (also TimeoutError)    a wait ran out; the message names the rule that blocks
 ├── Stopped                            the run has ended: this call was released, not served
 │   └── CoordinatorClosed              the same, after ``close()``
+├── WorkerError                        something about a worker of a backend
+│   ├── WorkerDied                     its process ended, hung or was closed under this call
+│   └── RemoteError                    its role raised what cannot be brought here; the text of that
 ├── QueueClosed                        a queue was closed under this call
 └── Deadlock                           (testing) every thread waits and no timer is left
 """
@@ -34,6 +37,18 @@ class Stopped(LzeroAsyncError):
 
 class CoordinatorClosed(Stopped):
     """The coordinator was closed, so the call was released without being served."""
+
+
+class WorkerError(LzeroAsyncError):
+    """Something about a worker of a backend."""
+
+
+class WorkerDied(WorkerError):
+    """The worker ended, hung or was closed under this call; says how. `restart()` gives a new one."""
+
+
+class RemoteError(WorkerError):
+    """A role raised an exception that cannot be brought to the caller; says what it was."""
 
 
 class QueueClosed(LzeroAsyncError):

@@ -132,6 +132,7 @@ class _Run:
         self.failure: BaseException | None = None
         self.runners: list[LoopRunner] = []
         self.logged: set[type[Exception]] = set()
+        self.collectors_left = coordinator.num_collectors
 
     def run(self, handle_signals: bool, print_statistics: bool) -> RunResult:
         coordinator = self.coordinator
@@ -258,8 +259,23 @@ class _Run:
         except Stopped as error:
             if error.origin is not self.shell:
                 raise
+        except Exception as error:
+            if not self._retire(worker, error):
+                raise
         finally:
             runner.close()
+
+    def _retire(self, worker: int, error: Exception) -> bool:
+        """A collector failed too often: go on without it if another one is left; return whether one is."""
+        shell, coordinator = self.shell, self.coordinator
+        with shell.lock:
+            if coordinator.on_failure != "restart" or shell.is_set() or self.collectors_left <= 1:
+                return False
+            self.collectors_left -= 1
+            shell.recorder.sums["retired"] += 1
+        log.error("collector %d failed %d times in a row and is retired; the others go on: %r", worker,
+                  coordinator.max_restarts + 1, error)  # fmt: skip
+        return True
 
     def _collect_once(self, worker: int, runner: LoopRunner, failures: int) -> int:
         """Collect one batch; return the failures in a row. By `on_failure`, a failure ends the run or costs a pause."""

@@ -48,6 +48,7 @@ class GateShell:
         self._lines: dict[str, deque[Parked]] = {kind: deque() for kind in ("collect", "commit", "train", "eval")}
         self._order = tuple(self._lines[kind] for kind in ("commit", "eval", "train", "collect"))
         self._sleepers: dict[int, Waiter] = {}
+        self._listeners: dict[int, Callable[[str], None]] = {}
         self._max_collect: int | None = None
         self._max_train: int | None = None
         self._limited = False
@@ -228,6 +229,23 @@ class GateShell:
                 waiter.wake()
             self._sleepers.clear()
             self._settle()
+            listeners, reason = list(self._listeners.values()), str(self._stop)
+        for listener in listeners:
+            listener(reason)
+
+    def listen(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call `listener(reason)` at every stop, at once if it is stopping already; return what ends this."""
+        key = id(listener)
+        with self.lock:
+            self._listeners[key] = listener
+            reason = None if self._stop is None else str(self._stop)
+        if reason is not None:
+            listener(reason)
+        return lambda: self._forget_listener(key)
+
+    def _forget_listener(self, key: int) -> None:
+        with self.lock:
+            self._listeners.pop(key, None)
 
     def restart(self) -> None:
         """Forget a stop, unless it was a close, and give back what a role that is gone still holds.

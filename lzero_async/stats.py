@@ -123,6 +123,7 @@ class Recorder:
             "failed": self.count(gate, "failed"),
             "abandoned": self.count(gate, "abandoned"),
             "restarts": int(sums["restarts"]),
+            "retired": int(sums["retired"]),
             "degree_changes": int(sums["degree_changes"]),
         }
 
@@ -168,6 +169,8 @@ def format_box(statistics: Mapping[str, Any]) -> str:
     lines.append(
         f"  Dropped: {s['dropped']}, failed: {s['failed']}, abandoned: {s['abandoned']}, restarts: {s['restarts']}"
     )
+    if s["retired"]:
+        lines.append(f"  Collectors that failed too often and were retired: {s['retired']}")
     if s["degree_changes"]:
         lines.append(f"  Degree changes: {s['degree_changes']}")
     return "\n".join([*lines, RULE])
@@ -194,5 +197,6 @@ _SUMS: Final = (
     "age_runs",
     "age_max",
     "restarts",
+    "retired",
     "degree_changes",
 )

@@ -40,10 +40,21 @@ class TraceWriter:
             ) from error
         self._lock = threading.Lock()
         self._tracks: dict[str, int] = {}
+        self._pids: dict[str, int] = {}
+        self._last_tid = 0
         self._pending: list[str] = []
         self._flushed_at = 0.0
         self._closed = False
         self._write('[{"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"lzero_async"}}')
+
+    def locate(self, track: str, pid: int) -> None:
+        """From now on this track's spans are work of the process `pid`."""
+        with self._lock:
+            if self._pids.get(track) == pid:
+                return
+            self._pids[track] = pid
+            self._tracks.pop(track, None)
+            self._pending.append(_metadata("process_name", pid, 0, track))
 
     def span(self, track: str, name: str, start: float, end: float, **args: int) -> None:
         """Record what `track` did from `start` to `end` (seconds)."""
@@ -51,9 +62,9 @@ class TraceWriter:
         with self._lock:
             if self._closed:
                 return
-            tid = self._tracks.get(track) or self._new_track(track)
+            tid, pid = self._tracks.get(track) or self._new_track(track), self._pids.get(track, 1)
             self._pending.append(
-                f'{{"name":"{name}","ph":"X","pid":1,"tid":{tid},"ts":{start * 1e6:.1f},"dur":{(end - start) * 1e6:.1f},'
+                f'{{"name":"{name}","ph":"X","pid":{pid},"tid":{tid},"ts":{start * 1e6:.1f},"dur":{(end - start) * 1e6:.1f},'
                 f'"args":{{{extra}}}}}'
             )
             if len(self._pending) >= _FLUSH_EVENTS or end - self._flushed_at >= _FLUSH_SECONDS:
@@ -65,12 +76,8 @@ class TraceWriter:
             if self._closed:
                 return
             tid = self._tracks.get(track) or self._new_track(track)
-            self._pending.append(
-                json.dumps(
-                    {"name": name, "ph": "i", "s": "t", "pid": 1, "tid": tid, "ts": round(at * 1e6, 1)},
-                    separators=(",", ":"),
-                )
-            )
+            event = {"name": name, "ph": "i", "s": "t", "pid": self._pids.get(track, 1), "tid": tid}
+            self._pending.append(json.dumps({**event, "ts": round(at * 1e6, 1)}, separators=(",", ":")))
 
     def close(self) -> None:
         """Write what is left and end the file."""
@@ -84,12 +91,9 @@ class TraceWriter:
                 self._closed = True
 
     def _new_track(self, track: str) -> int:
-        tid = self._tracks[track] = len(self._tracks) + 1
-        self._pending.append(
-            json.dumps(
-                {"name": "thread_name", "ph": "M", "pid": 1, "tid": tid, "args": {"name": track}}, separators=(",", ":")
-            )
-        )
+        self._last_tid += 1
+        tid = self._tracks[track] = self._last_tid
+        self._pending.append(_metadata("thread_name", self._pids.get(track, 1), tid, track))
         return tid
 
     def _flush(self, now: float) -> None:
@@ -110,6 +114,11 @@ class TraceWriter:
             warnings.warn(
                 f"The trace {self.path} ends here ({error.strerror}); training goes on without it.", stacklevel=4
             )
+
+
+def _metadata(kind: str, pid: int, tid: int, name: str) -> str:
+    event = {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+    return json.dumps(event, separators=(",", ":"))
 
 
 def read_trace(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

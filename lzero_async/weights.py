@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from lzero_async.config import whole_number
 from lzero_async.errors import ConfigError
+from lzero_async.parcels import Parcel
 from lzero_async.types import Snapshot
 
 
@@ -60,8 +61,10 @@ class FrozenDict(dict[Any, Any]):
 def freeze(state: Any) -> Any:
     """A deep, read-only copy: mappings become FrozenDicts, sequences tuples, numpy arrays lose their write flag.
 
-    Torch tensors are detached and cloned; torch has no read-only tensors, so treat them as such.
+    Torch tensors are detached and cloned; torch has no read-only tensors, so treat them as such. A Parcel is frozen already.
     """
+    if isinstance(state, Parcel):
+        return state.settled(freeze)
     if isinstance(state, Mapping):
         return FrozenDict({key: freeze(value) for key, value in state.items()})
     if isinstance(state, (list, tuple)):

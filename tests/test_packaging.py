@@ -194,11 +194,12 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 
 ORDER = [
     "errors types",
-    "config",
-    "clock gate trace",
+    "config calls parcels",
+    "clock gate trace wire",
     "adaptive stats",
     "weights queues threads resume",
-    "shell",
+    "shell backends worker",
+    "processes",
     "stages evaluator scores signals",
     "coordinator",
     "loop",
@@ -228,6 +229,7 @@ def test_the_public_names_are_pinned() -> None:
     assert sorted(lzero_async.__all__) == lzero_async.__all__
     assert set(lzero_async.__all__) == {
         "AsyncTrainingCoordinator",
+        "Backend",
         "Batch",
         "BoundedQueue",
         "CollectContext",
@@ -239,13 +241,18 @@ def test_the_public_names_are_pinned() -> None:
         "Gate",
         "GateTimeout",
         "LzeroAsyncError",
+        "Parcel",
         "QueueClosed",
         "QueueStatistics",
+        "RemoteError",
         "RunResult",
         "Snapshot",
         "Stopped",
         "TrainReport",
         "WeightStore",
+        "Worker",
+        "WorkerDied",
+        "make_backend",
         "read_trace",
         "run",
     }

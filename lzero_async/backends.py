@@ -1,0 +1,306 @@
+"""Where a role lives: in the calling thread, in a thread of its own, or in a process of its own.
+
+A role is any object; a factory makes it: a picklable callable that gets one argument, `emit`, with which the role can tell
+its owner something while a call runs. The owner calls the role's methods through a `Worker`, one call at a time, and needs
+not know where it lives.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from lzero_async.calls import CallStop, listen, pack_error, unpack_error
+from lzero_async.clock import RealClock
+from lzero_async.config import one_of
+from lzero_async.errors import Stopped, WorkerDied
+from lzero_async.parcels import Parcel
+from lzero_async.threads import ThreadGroup
+from lzero_async.types import StopSignal
+from lzero_async.weights import freeze
+
+Factory = Callable[[Callable[[Any], None]], Any]
+BACKENDS: Final = ("inline", "thread", "process")
+
+
+class Worker(Protocol):
+    """One role. Every method may be called from any thread; calls are served one after the other."""
+
+    name: str
+
+    @property
+    def pid(self) -> int:
+        """The process that the role lives in."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be called."""
+
+    @property
+    def restarts(self) -> int:
+        """How often it was restarted."""
+
+    def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
+        """Call a method of the role and return its result, or raise what it raised, with its traceback.
+
+        With `stop`, the method gets a keyword argument `stop` that is set when that one is, or by `cancel`. Raises
+        WorkerDied when the worker dies under the call, or does not answer within `timeout` seconds (which ends it).
+        """
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Set the stop signal of the call that runs, if any; the call ends when the role looks at it."""
+
+    def kill(self) -> None:
+        """End it at once; a call that runs raises WorkerDied."""
+
+    def restart(self) -> None:
+        """Make the role anew, whatever became of the last one; returns at once, and errors of the factory come with the
+        next call."""
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Let the role's `close` run if it has one, then end it; after `timeout` seconds at once."""
+
+
+class Backend(Protocol):
+    """Starts workers of one kind."""
+
+    kind: str
+
+    def start(
+        self,
+        name: str,
+        factory: Factory,
+        *,
+        on_event: Callable[[Any], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+        output: str = "",
+    ) -> Worker:
+        """A worker with the role that `factory` makes; returns at once, and errors of the factory come with the first call.
+
+        `on_event` gets what the role emits, in any thread. For a process, `environment` is added to its environment
+        variables, and what it prints goes to the file `output` instead of the terminal.
+        """
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Close every worker."""
+
+
+def make_backend(kind: str, *, hang_timeout: float = 60.0) -> Backend:
+    """The backend of that name; `hang_timeout` is the seconds without a sign of life after which a process counts as hung."""
+    one_of("backend", kind, BACKENDS)
+    if kind == "process":
+        from lzero_async.processes import ProcessBackend
+
+        return ProcessBackend(hang_timeout=hang_timeout)
+    return InlineBackend() if kind == "inline" else ThreadBackend()
+
+
+class InlineWorker:
+    """A role in whatever thread calls it."""
+
+    def __init__(self, name: str, factory: Factory, on_event: Callable[[Any], None] | None) -> None:
+        self.name = name
+        self.restarts = 0
+        self._factory, self._on_event = factory, on_event
+        self._calling = threading.RLock()
+        self._stop: CallStop | None = None
+        self._role: Any = None
+        self._dead = ""
+
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    @property
+    def alive(self) -> bool:
+        return not self._dead
+
+    def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
+        with self._calling:
+            self._raise_if_dead()
+            signal = self._stop = CallStop()
+            unlisten = listen(stop, signal.set)
+            try:
+                return self._execute(method, args, stop, signal, timeout)
+            except Stopped as error:
+                if error.origin is signal:
+                    error.origin = stop
+                raise
+            finally:
+                unlisten()
+                self._stop = None
+
+    def _execute(self, method: str, args: Any, stop: StopSignal | None, signal: CallStop, timeout: float | None) -> Any:
+        return self._invoke(method, args, {} if stop is None else {"stop": signal})
+
+    def _invoke(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if self._role is None:
+            self._role = self._factory(self._emit)
+        result = getattr(self._role, method)(*args, **options)
+        return result.settled(freeze) if isinstance(result, Parcel) else result
+
+    def _emit(self, event: Any) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        if (signal := self._stop) is not None:
+            signal.set(reason)
+
+    def kill(self) -> None:
+        self._dead = self._dead or "was ended"
+        self.cancel("the worker was ended")
+        self._role = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.restarts += 1
+        self._dead = ""
+
+    def close(self, timeout: float = 5.0) -> None:
+        role, self._role = self._role, None
+        self._dead = self._dead or "is closed"
+        self.cancel("the worker was closed")
+        close = getattr(role, "close", None)
+        if close is not None:
+            close()
+
+    def _raise_if_dead(self) -> None:
+        if self._dead:
+            raise WorkerDied(f"{self.name} {self._dead}.")
+
+
+class InlineBackend:
+    """Roles in the calling thread: the schedule of degree 0."""
+
+    kind = "inline"
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+
+    def start(
+        self,
+        name: str,
+        factory: Factory,
+        *,
+        on_event: Callable[[Any], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+        output: str = "",
+    ) -> Worker:
+        worker = self._make(name, factory, on_event)
+        self._workers.append(worker)
+        return worker
+
+    def _make(self, name: str, factory: Factory, on_event: Callable[[Any], None] | None) -> Worker:
+        return InlineWorker(name, factory, on_event)
+
+    def close(self, timeout: float = 5.0) -> None:
+        workers, self._workers = self._workers, []
+        close_all(workers, timeout)
+
+
+class ThreadWorker(InlineWorker):
+    """A role in a thread of its own. Nothing ends a thread from outside: a killed role's thread ends with its call."""
+
+    def __init__(
+        self, name: str, factory: Factory, on_event: Callable[[Any], None] | None, threads: ThreadGroup
+    ) -> None:
+        super().__init__(name, factory, on_event)
+        self._threads = threads
+        self._life: _Life | None = None
+
+    def _execute(self, method: str, args: Any, stop: StopSignal | None, signal: CallStop, timeout: float | None) -> Any:
+        if self._life is None:
+            self._life = _Life()
+            self._threads.start(self.name, lambda life=self._life: self._serve(life))  # type: ignore[misc]
+        life = self._life
+        job = life.job = _Job(method, args, {} if stop is None else {"stop": signal})
+        life.jobs.put(job)
+        if not job.done.wait(timeout):
+            self._dead = f"did not answer {method} within {timeout:g} s"
+            self.kill()
+        life.job = None
+        if job.error is not None:
+            raise job.error
+        return job.result
+
+    def _serve(self, life: _Life) -> None:
+        while (job := life.jobs.get()) is not None:
+            try:
+                job.result = self._invoke(job.method, job.args, job.options)
+            except BaseException as error:
+                job.error = error if isinstance(error, Exception) else unpack_error(pack_error(error), self.name, None)
+            job.finish()
+            job = None
+
+    def kill(self) -> None:
+        super().kill()
+        self._end_life()
+
+    def close(self, timeout: float = 5.0) -> None:
+        self.cancel("the worker was closed")
+        if (life := self._life) is not None and (job := life.job) is not None:
+            job.done.wait(timeout)
+        super().close(timeout)
+        self._end_life()
+
+    def _end_life(self) -> None:
+        life, self._life = self._life, None
+        if life is not None:
+            life.jobs.put(None)
+            if (job := life.job) is not None and not job.done.is_set():
+                job.error = WorkerDied(f"{self.name} {self._dead}.")
+                job.finish()
+
+
+class _Job:
+    """One call on its way to a role's thread."""
+
+    def __init__(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.method, self.args, self.options = method, args, options
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.done = threading.Event()
+
+    def finish(self) -> None:
+        self.done.set()
+
+
+class _Life:
+    """One thread of a worker, from start to end."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.job: _Job | None = None
+
+
+class ThreadBackend(InlineBackend):
+    """Roles in threads of this process."""
+
+    kind = "thread"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads = ThreadGroup(RealClock(), "lzero-role")
+
+    def _make(self, name: str, factory: Factory, on_event: Callable[[Any], None] | None) -> Worker:
+        return ThreadWorker(name, factory, on_event, self._threads)
+
+    def close(self, timeout: float = 5.0) -> None:
+        super().close(timeout)
+        self._threads.join(timeout)
+
+
+def close_all(workers: list[Worker], timeout: float) -> None:
+    """Close every worker, each whatever becomes of the others; raise the first error."""
+    failed: Exception | None = None
+    for worker in workers:
+        try:
+            worker.close(timeout)
+        except Exception as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed

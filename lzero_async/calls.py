@@ -1,0 +1,97 @@
+"""One call of a role, wherever the role lives: its stop signal, and its exception on the way back to the caller."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from lzero_async.errors import RemoteError, Stopped
+from lzero_async.types import StopSignal
+
+
+class CallStop:
+    """The stop signal that a role's method gets as `stop`."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.stop_reason = ""
+
+    def set(self, reason: str) -> None:
+        """Ask the call to end early; a later reason replaces an earlier one."""
+        self.stop_reason = reason
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Whether the call was asked to end."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait this long or until the call is asked to end; return whether it was."""
+        return self._event.wait(seconds)
+
+
+def listen(stop: StopSignal | None, callback: Callable[[str], None]) -> Callable[[], None]:
+    """Call `callback(reason)` when `stop` is set, at once if it is; return what ends this. Does nothing without a stop
+    that can be listened to."""
+    register = getattr(stop, "listen", None)
+    return _nothing if register is None else register(callback)
+
+
+def _nothing() -> None:
+    return None
+
+
+class PackedError(NamedTuple):
+    """An exception on its way: itself if it can be pickled, its text, its traceback, and whether the call only stopped."""
+
+    data: bytes | None
+    text: str
+    traceback: str
+    stopped: bool
+
+
+class RemoteTraceback(Exception):
+    """The traceback of another process, as the cause of the exception that came from there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def pack_error(error: BaseException) -> PackedError:
+    """Take an exception apart; afterwards it holds no frames any more."""
+    text = "".join(traceback.format_exception(error))
+    stopped = isinstance(error, Stopped) and isinstance(error.origin, CallStop)
+    if isinstance(error, Stopped):
+        error.origin = None
+    said = f"{type(error).__name__}: {error}"
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    data: bytes | None = None
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # exceptions of any library: what cannot be pickled goes as text
+        data = None
+    return PackedError(data, said, text, stopped)
+
+
+def unpack_error(packed: PackedError, worker: str, stop: Any) -> Exception:
+    """The exception to raise in the caller, with the remote traceback as its cause."""
+    error: BaseException | None = None
+    if packed.data is not None:
+        try:
+            error = pickle.loads(packed.data)
+        except Exception:  # a class that only the worker can import
+            error = None
+    if not isinstance(error, Exception):
+        error = RemoteError(f"{worker} failed with {packed.text}")
+    if packed.stopped and isinstance(error, Stopped):
+        error.origin = stop
+    error.__cause__ = RemoteTraceback(packed.traceback)
+    return error

@@ -1,0 +1,292 @@
+"""Values that travel once between processes: packed into shared memory where they are made, mapped where they are used.
+
+A parcel's arrays and tensors lie in one anonymous file in memory; everybody in between passes its descriptor on without
+looking inside. No name exists for such a file, so the kernel frees it with the last process that holds it, however that
+process ends. The process that made it uses it again once the one that hands parcels around says that nobody needs it.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import mmap
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+SMALL: Final = 32_768  # bytes that are cheaper to send than to map
+KEPT_REGIONS: Final = 4
+_ALIGN: Final = 64
+
+
+class Packed(NamedTuple):
+    """A packed value: its pickle, and its buffers either in here (`inside`) or at `spans` (offset, size) of a file."""
+
+    payload: bytes
+    inside: tuple[bytes, ...]
+    spans: tuple[tuple[int, int], ...]
+    region: int
+    size: int
+
+
+class Parcel:
+    """A value to hand on, with a little `meta` that everybody may read. `open()` gives the value.
+
+    An opened value's arrays lie in shared memory: they may be changed without anybody noticing, and are valid while the
+    call lasts that got the parcel; a role that keeps an array longer costs the memory's reuse, nothing else. `live` says
+    that the maker goes on changing the value, so that within one process it is copied, too.
+    """
+
+    __slots__ = ("__weakref__", "_descriptor", "_held", "_live", "_maps", "_packed", "_value", "meta")
+
+    def __init__(self, value: Any, meta: Any = None, *, live: bool = False) -> None:
+        self.meta = meta
+        self._value = value
+        self._live = live
+        self._packed: Packed | None = None
+        self._descriptor = -1
+        self._maps: list[mmap.mmap] = []
+        self._held = _Held()
+
+    @classmethod
+    def of(cls, packed: Packed, meta: Any, descriptor: int) -> Parcel:
+        """One that arrived: whoever calls this looks after the descriptor."""
+        parcel = cls(None, meta)
+        parcel._packed, parcel._descriptor = packed, descriptor
+        return parcel
+
+    def open(self) -> Any:
+        """The value."""
+        packed = self._packed
+        if packed is None:
+            return self._value
+        if not packed.spans:
+            return loads(packed.payload, [bytearray(buffer) for buffer in packed.inside])
+        # Private: pages are shared until somebody writes to them, and what is written stays here.
+        mapped = mmap.mmap(self._descriptor, packed.size, access=mmap.ACCESS_COPY)
+        self._maps.append(mapped)
+        view = memoryview(mapped)
+        return loads(packed.payload, [view[start : start + size] for start, size in packed.spans])
+
+    def settled(self, copy: Callable[[Any], Any]) -> Parcel:
+        """Itself, with a copy of its value if its maker goes on changing that."""
+        if self._live and self._packed is None:
+            self._value, self._live = copy(self._value), False
+        return self
+
+    def pack(self, pool: RegionPool) -> tuple[Packed, int]:
+        """Its packed form and the descriptor that goes with it (-1: none); made once."""
+        if self._packed is None:
+            self._packed, self._descriptor = pool.pack(self._value)
+            self._value = None
+            if pool.reuse_when_gone and self._descriptor >= 0:
+                weakref.finalize(self, _give_back, pool, self._packed.region, self._held).atexit = False
+        return self._packed, self._descriptor
+
+    def let_go(self) -> bool:
+        """Unmap what was opened; return False if somebody still holds an array of it."""
+        self._maps = [mapped for mapped in self._maps if not _closed(mapped)]
+        if self._maps:
+            gc.collect()
+            self._maps = [mapped for mapped in self._maps if not _closed(mapped)]
+        return not self._maps
+
+    def keep(self) -> None:
+        """Somebody still holds an array of it: its memory must not be used again."""
+        self._held.reusable = False
+
+    def when_gone(self, done: Callable[[int, bool], object]) -> None:
+        """When this object is gone, close its descriptor and call `done(region, reusable)`."""
+        region = -1 if self._packed is None else self._packed.region
+        weakref.finalize(self, _gone, self._descriptor, region, self._held, done).atexit = False
+
+
+class _Held:
+    """Whether a region may be used again; outlives the parcel."""
+
+    reusable = True
+
+
+def _gone(descriptor: int, region: int, held: _Held, done: Callable[[int, bool], object]) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+        done(region, held.reusable)
+
+
+def _give_back(pool: RegionPool, region: int, held: _Held) -> None:
+    pool.give_back([(region, held.reusable)])
+
+
+def _closed(mapped: mmap.mmap) -> bool:
+    try:
+        mapped.close()
+    except BufferError:
+        return False
+    return True
+
+
+class _Region:
+    """One anonymous file in memory, mapped for writing."""
+
+    def __init__(self, number: int, capacity: int) -> None:
+        self.number, self.capacity = number, capacity
+        self.descriptor = _anonymous_file()
+        try:
+            os.ftruncate(self.descriptor, capacity)
+            self.view = mmap.mmap(self.descriptor, capacity)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def close(self) -> None:
+        self.view.close()
+        os.close(self.descriptor)
+
+
+class RegionPool:
+    """The files of one process, used again when they are given back: by whoever hands its parcels around, or, with
+    `reuse_when_gone`, when the parcel is gone in this process. Safe to use from many threads."""
+
+    def __init__(self, *, reuse_when_gone: bool = False) -> None:
+        self.reuse_when_gone = reuse_when_gone
+        self._lock = threading.Lock()
+        self._free: list[_Region] = []
+        self._used: dict[int, _Region] = {}
+        self._made = 0
+
+    def pack(self, value: Any) -> tuple[Packed, int]:
+        """Pickle a value, its large buffers copied once into a region; the descriptor is that region's (-1: none)."""
+        buffers: list[pickle.PickleBuffer] = []
+        payload = dumps(value, buffers.append)
+        raws = [buffer.raw() for buffer in buffers]
+        if sum(raw.nbytes for raw in raws) < SMALL:
+            return Packed(payload, tuple(bytes(raw) for raw in raws), (), -1, 0), -1
+        spans, end = [], 0
+        for raw in raws:
+            spans.append((end, raw.nbytes))
+            end += -(-raw.nbytes // _ALIGN) * _ALIGN
+        region = self._take(end)
+        with memoryview(region.view) as target:
+            for raw, (start, size) in zip(raws, spans, strict=True):
+                target[start : start + size] = raw
+        return Packed(payload, (), tuple(spans), region.number, end), region.descriptor
+
+    def give_back(self, regions: Iterable[tuple[int, bool]]) -> None:
+        """Nobody needs these regions any more; those that are not reusable are somebody else's for good."""
+        surplus: list[_Region] = []
+        with self._lock:
+            for number, reusable in regions:
+                region = self._used.pop(number, None)
+                if region is not None:
+                    (self._free if reusable else surplus).append(region)
+            while len(self._free) > KEPT_REGIONS:
+                surplus.append(self._free.pop(0))
+        for region in surplus:
+            region.close()
+
+    def close(self) -> None:
+        """Let go of everything; what others have mapped stays theirs."""
+        with self._lock:
+            regions, self._free, self._used = [*self._free, *self._used.values()], [], {}
+        for region in regions:
+            region.close()
+
+    @property
+    def regions(self) -> tuple[int, int]:
+        """How many regions are in use and how many wait to be used again."""
+        with self._lock:
+            return len(self._used), len(self._free)
+
+    def _take(self, size: int) -> _Region:
+        with self._lock:
+            fitting = [region for region in self._free if region.capacity >= size]
+            if fitting:
+                region = min(fitting, key=lambda candidate: candidate.capacity)
+                self._free.remove(region)
+            else:
+                self._made += 1
+                # A power of two, so that others fit later; pages that are not touched cost nothing.
+                region = _Region(self._made, 1 << max(16, (size - 1).bit_length()))
+            self._used[region.number] = region
+            return region
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("lzero-async", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+# -- pickling --------------------------------------------------------------------------------------------------------------
+
+
+class Pickler(pickle.Pickler):
+    """Protocol 5; a torch tensor goes as the array behind it, so that its memory is shared like an array's. With
+    `parcels`, parcels are taken out of the message and collected there."""
+
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffers: Callable[[pickle.PickleBuffer], Any] | None,
+        parcels: list[Parcel] | None = None,
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers)
+        self._parcels = parcels
+
+    def persistent_id(self, obj: Any) -> Any:
+        """The place of a parcel among the message's parcels."""
+        if self._parcels is None or type(obj) is not Parcel:
+            return None
+        self._parcels.append(obj)
+        return len(self._parcels) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Tensors as arrays; everything else as usual."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided:
+            return NotImplemented
+        tensor = obj.detach().cpu().contiguous()
+        if tensor.dtype is torch.bfloat16:
+            return _tensor, (tensor.view(torch.int16).numpy(), "bfloat16")
+        return _tensor, (tensor.numpy(), "")
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads what Pickler wrote."""
+
+    def __init__(self, file: io.BytesIO, buffers: Iterable[Any] | None, parcels: Sequence[Parcel] = ()) -> None:
+        super().__init__(file, buffers=buffers)
+        self._parcels = parcels
+
+    def persistent_load(self, pid: Any) -> Any:
+        """The parcel of that place."""
+        return self._parcels[pid]
+
+
+def dumps(
+    value: Any, buffers: Callable[[pickle.PickleBuffer], Any] | None = None, parcels: list[Parcel] | None = None
+) -> bytes:
+    """Pickle a value."""
+    file = io.BytesIO()
+    Pickler(file, buffers, parcels).dump(value)
+    return file.getvalue()
+
+
+def loads(payload: bytes, buffers: Iterable[Any] | None = None, parcels: Sequence[Parcel] = ()) -> Any:
+    """Read a pickled value."""
+    return Unpickler(io.BytesIO(payload), buffers, parcels).load()
+
+
+def _tensor(array: Any, kind: str) -> Any:
+    import torch
+
+    if not array.flags.writeable:
+        array = array.copy()
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if kind == "bfloat16" else tensor

@@ -1,0 +1,398 @@
+"""Workers in processes of their own: spawned, watched, restarted, and gone with their parent."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from lzero_async.backends import Factory, Worker, close_all
+from lzero_async.calls import PackedError, listen, unpack_error
+from lzero_async.clock import RealClock
+from lzero_async.config import positive_number
+from lzero_async.errors import ConfigError, LzeroAsyncError, WorkerDied
+from lzero_async.parcels import Parcel, RegionPool
+from lzero_async.threads import ThreadGroup
+from lzero_async.types import StopSignal
+from lzero_async.wire import Message, Wire, WireClosed
+
+log = logging.getLogger("lzero_async")
+_ROOT: Final = str(Path(__file__).resolve().parent.parent)
+_PROGRAM: Final = (
+    "import sys; sys.path.insert(0, sys.argv[2]); from lzero_async.worker import main; main(int(sys.argv[1]))"
+)
+_TAIL: Final = 400  # characters of a dead worker's last words
+
+
+class ProcessBackend:
+    """Starts roles in spawned processes. `hang_timeout`: seconds without a sign of life after which one is ended."""
+
+    kind = "process"
+
+    def __init__(self, *, hang_timeout: float = 60.0) -> None:
+        self._hang_timeout = positive_number("hang_timeout", hang_timeout)
+        self._threads = ThreadGroup(RealClock(), "lzero-link")
+        self._pool = RegionPool(reuse_when_gone=True)
+        self._workers: list[ProcessWorker] = []
+
+    def start(
+        self,
+        name: str,
+        factory: Factory,
+        *,
+        on_event: Callable[[Any], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+        output: str = "",
+    ) -> Worker:
+        """See `Backend.start`."""
+        worker = ProcessWorker(
+            name, factory, on_event, dict(environment or {}), output, self._hang_timeout, self._threads, self._pool
+        )
+        self._workers.append(worker)
+        return worker
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Close every worker, all at the same time."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.begin_close()
+        deadline = time.monotonic() + timeout
+        try:
+            close_all([*workers], max(0.0, deadline - time.monotonic()))
+        finally:
+            self._threads.join(timeout)
+            self._pool.close()
+
+
+class ProcessWorker:
+    """One role in a process; see `Worker`."""
+
+    def __init__(
+        self,
+        name: str,
+        factory: Factory,
+        on_event: Callable[[Any], None] | None,
+        environment: dict[str, str],
+        output: str,
+        hang_timeout: float,
+        threads: ThreadGroup,
+        pool: RegionPool,
+    ) -> None:
+        self.name = name
+        self.restarts = 0
+        self._spec = _specification(name, factory, hang_timeout)
+        self._on_event, self._environment, self._output = on_event, environment, output
+        self._hang_timeout, self._threads, self._pool = hang_timeout, threads, pool
+        self._calling = threading.Lock()
+        self._life = self._new_life()
+
+    @property
+    def pid(self) -> int:
+        return self._life.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._life.death is None
+
+    def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
+        with self._calling:
+            life = self._life
+            life.wait_until_ready()
+            return life.call(method, args, stop, timeout)
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        self._life.cancel(reason)
+
+    def kill(self) -> None:
+        self._life.end("was ended")
+
+    def restart(self) -> None:
+        self.kill()
+        self.restarts += 1
+        self._life = self._new_life()
+
+    def begin_close(self) -> None:
+        """Ask the role to close, without waiting for it."""
+        self._life.cancel("the worker was closed")
+        self._life.tell("close")
+
+    def close(self, timeout: float = 5.0) -> None:
+        self.begin_close()
+        self._life.wait_until_dead(timeout)
+        self._life.end("is closed")
+        error, self._life.close_error = self._life.close_error, None
+        if error is not None:
+            raise unpack_error(error, self.name, None)
+
+    def _new_life(self) -> _Life:
+        life = _Life(
+            self.name, self._spec, self._environment, self._output, self._hang_timeout, self._pool, self._on_event
+        )
+        self._threads.start(self.name, life.listen)
+        return life
+
+
+def _specification(name: str, factory: Factory, hang_timeout: float) -> dict[str, Any]:
+    """What a new process needs to make the role; pickled once, so that a bad factory is refused here."""
+    try:
+        data = pickle.dumps(factory)
+    except Exception as error:  # whatever its parts raise
+        raise ConfigError(
+            f"The factory of {name} cannot be sent to another process ({error}); use a function or class of a module, "
+            "with functools.partial for its arguments."
+        ) from error
+    main = None
+    if b"__main__" in data:
+        from multiprocessing import spawn
+
+        found = spawn.get_preparation_data(name)
+        main = {key: value for key, value in found.items() if key.startswith("init_main")}
+    levels = {key: logging.getLogger(key).getEffectiveLevel() for key in ("lzero_async", "zoo")}
+    return {
+        "factory": data,
+        "main": main,
+        "sys_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
+        "heartbeat": hang_timeout / 6,
+        "log_levels": levels,
+    }
+
+
+class _Call:
+    """One call under way."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.parcels: list[Parcel] = []
+        self.reply: Message | None = None
+        self.done = threading.Event()
+
+
+class _Life:
+    """One process of a worker, from its start to its end. `listen` runs in a thread of its own; that thread alone reads
+    from the process and reaps it."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: dict[str, Any],
+        environment: dict[str, str],
+        output: str,
+        hang_timeout: float,
+        pool: RegionPool,
+        on_event: Callable[[Any], None] | None,
+    ) -> None:
+        self.name = name
+        self.death: str | None = None
+        self.close_error: PackedError | None = None
+        self._hang_timeout, self._on_event, self._output = hang_timeout, on_event, output
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._running: _Call | None = None
+        self._start = _Call(0)
+        self._ready = False
+        self._given_back: deque[tuple[int, bool]] = deque()
+        self._gone = threading.Event()
+        ours, theirs = socket.socketpair()
+        try:
+            self.process = _spawn(theirs, environment, output)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._wire = Wire(ours, pool)
+        self._wire.limit(hang_timeout)
+        self.tell("start", spec)
+
+    # -- the calling side --------------------------------------------------------------------------------------------
+
+    def wait_until_ready(self) -> None:
+        """Wait until the role is made; raise what its factory raised."""
+        if not self._ready:
+            self._start.done.wait()
+            self._result(self._start, None, self._start.reply)
+            self._ready = True
+
+    def call(self, method: str, args: tuple[Any, ...], stop: StopSignal | None, timeout: float | None) -> Any:
+        """Send the call, wait for its reply, and return or raise what it holds."""
+        call = _Call(next(self._numbers))
+        with self._lock:
+            self._running = call
+        given_back = [self._given_back.popleft() for _ in range(len(self._given_back))]
+        try:
+            call.parcels = self._wire.send("call", call.number, (method, args, {}, stop is not None, given_back))
+        except WireClosed:
+            self._gone.wait(self._hang_timeout)
+        except BaseException:
+            self._given_back.extend(given_back)
+            raise
+        if self.death is not None:
+            call.done.set()
+        unlisten = listen(stop, lambda reason: self.cancel(reason))
+        try:
+            if not call.done.wait(timeout):
+                self.end(f"did not answer {method} within {timeout:g} s")
+                call.done.wait()
+        finally:
+            unlisten()
+            with self._lock:
+                self._running = None
+        return self._result(call, stop, call.reply)
+
+    def _result(self, call: _Call, stop: StopSignal | None, reply: Message | None) -> Any:
+        if reply is None:
+            raise WorkerDied(f"{self.name} {self.death}.")
+        fine, value, kept, _ = reply.value()
+        call.reply = None
+        for place in kept:
+            call.parcels[place].keep()
+        if not fine:
+            raise unpack_error(value, self.name, stop)
+        return value
+
+    def cancel(self, reason: str) -> None:
+        """Set the stop signal of the call that runs."""
+        with self._lock:
+            number = None if self._running is None else self._running.number
+        if number is not None:
+            self.tell("stop", reason, number)
+
+    def tell(self, kind: str, value: Any = None, number: int = 0) -> None:
+        """Send a message that nobody answers; when nobody is there, the listening thread finds out."""
+        try:
+            self._wire.send(kind, number, value)
+        except WireClosed:
+            return
+
+    def end(self, why: str) -> None:
+        """Kill the process, if it has not ended, for this reason."""
+        with self._lock:
+            self.death = self.death or why
+        _kill(self.process)
+        self._gone.wait()
+
+    def wait_until_dead(self, timeout: float) -> None:
+        """Wait for the process to end by itself."""
+        self._gone.wait(timeout)
+
+    # -- the listening side --------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Take what the process says until it ends; then reap it and release whoever waits for it."""
+        try:
+            why = self._listen()
+        except WireClosed:
+            why = None
+        except Exception as error:
+            why = f"said what cannot be understood ({error!r})"
+            log.exception("%s", why)
+        if why is not None:
+            _kill(self.process)
+        code = self._reap()
+        with self._lock:
+            self.death = self.death or why or _how_it_ended(code)
+            if code not in (0, -signal.SIGKILL) and (said := _last_words(self._output)):
+                self.death += f"; its last words: {said}"
+            running = self._running
+        self._wire.close()
+        self._gone.set()
+        for call in (self._start, running):
+            if call is not None:
+                call.done.set()
+
+    def _listen(self) -> str | None:
+        silent = 0
+        while True:
+            if not self._wire.wait_for_message(self._hang_timeout / 2):
+                silent += 1
+                if silent == 2:  # twice: after this process itself was stopped, the first time says nothing
+                    return f"hung: it gave no sign of life for {self._hang_timeout:g} s"
+                continue
+            silent = 0
+            self._take(self._wire.receive())
+
+    def _take(self, message: Message) -> None:
+        for parcel in message.parcels:
+            parcel.when_gone(self._give_back)
+        if message.kind == "reply":
+            if message.number < 0:
+                fine, error, _, _ = message.value()
+                self.close_error = None if fine else error
+                return
+            with self._lock:
+                call = self._start if message.number == 0 else self._running
+            if call is not None and call.number == message.number:
+                call.reply = message
+                call.done.set()
+        elif message.kind == "log":
+            name, level, text = message.value()
+            logging.getLogger(name).log(level, "%s: %s", self.name, text)
+        elif message.kind == "event" and self._on_event is not None:
+            try:
+                self._on_event(message.value())
+            except Exception:
+                log.exception("what %s told could not be taken in", self.name)
+
+    def _give_back(self, region: int, reusable: bool) -> None:
+        self._given_back.append((region, reusable))
+
+    def _reap(self) -> int:
+        try:
+            return self.process.wait(timeout=self._hang_timeout)
+        except subprocess.TimeoutExpired:
+            _kill(self.process)
+            return self.process.wait()
+
+
+def _spawn(connection: socket.socket, environment: dict[str, str], output: str) -> subprocess.Popen[bytes]:
+    descriptor = connection.fileno()
+    command = [sys.executable, "-c", _PROGRAM, str(descriptor), _ROOT]
+    file = open(output, "ab") if output else None  # noqa: SIM115
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            pass_fds=[descriptor],
+            env={**os.environ, **environment},
+            start_new_session=True,  # not in the terminal's group: Ctrl+C is for the parent
+        )
+    except OSError as error:
+        raise LzeroAsyncError(f"A worker process cannot be started ({error.strerror}).") from error
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process and whatever it started in its session."""
+    if process.returncode is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # it has ended; its number may be somebody else's by now
+            return
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def _last_words(output: str) -> str:
+    if not output:
+        return ""
+    try:
+        return Path(output).read_bytes()[-_TAIL:].decode(errors="replace").strip()
+    except OSError:
+        return ""

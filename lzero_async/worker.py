@@ -1,0 +1,174 @@
+"""The program of a worker process: it builds one role and serves its calls until its parent closes it or is gone.
+
+The main thread runs the role; the link thread reads what the parent says and gives a sign of life now and then. When the
+parent is gone the link thread ends the process at once, whatever the role is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from lzero_async.calls import CallStop, pack_error
+from lzero_async.clock import RealClock
+from lzero_async.parcels import RegionPool
+from lzero_async.threads import ThreadGroup
+from lzero_async.wire import Message, Wire, WireClosed
+
+
+def main(descriptor: int) -> None:
+    """Serve the parent on the other end of the socket `descriptor`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the parent, which then ends its workers in order
+    faulthandler.enable()
+    pool = RegionPool()
+    wire = Wire(socket.socket(fileno=descriptor), pool)
+    start = wire.receive()
+    spec = start.value()
+    sys.path[:] = spec["sys_path"]
+    link = _Link(wire, spec["heartbeat"])
+    ThreadGroup(RealClock(), "lzero-worker").start("link", link.serve)
+    _send_logs(wire, spec["log_levels"])
+    role = _answer(wire, start, lambda: _build(spec, link))
+    if role is not None:
+        _serve(role, link, wire, pool)
+    # Not sys.exit: threads and finalizers of the role's libraries may hang, and everything worth keeping was closed.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if role is not None else 1)
+
+
+def _serve(role: Any, link: _Link, wire: Wire, pool: RegionPool) -> None:
+    while (message := link.calls.get()) is not None:
+        _answer(wire, message, lambda message=message: _call(role, link, pool, message))
+        link.finished(message.number)
+        message = None
+    close = getattr(role, "close", None)
+    if close is not None:
+        _answer(wire, None, close)
+
+
+def _call(role: Any, link: _Link, pool: RegionPool, message: Message) -> Any:
+    method, args, kwargs, with_stop, given_back = message.value()
+    pool.give_back(given_back)
+    if with_stop:
+        kwargs = {**kwargs, "stop": link.stop_of(message.number)}
+    return getattr(role, method)(*args, **kwargs)
+
+
+def _answer(wire: Wire, message: Message | None, work: Any) -> Any:
+    """Do the work and send what it returned or raised. The first answer, to the start, sends nothing but the fact."""
+    number = -1 if message is None else message.number
+    start = time.perf_counter()
+    result, failure = None, None
+    try:
+        result = work()
+    except BaseException as error:
+        failure = pack_error(error)
+    times = (start, time.perf_counter())
+    kept = []
+    if message is not None:
+        kept = [place for place, parcel in enumerate(message.parcels) if not parcel.let_go()]
+        message.close()
+    if number > 0 and failure is None:
+        try:
+            wire.send("reply", number, (True, result, kept, times))
+            return result
+        except WireClosed:
+            raise
+        except Exception as error:  # a result that cannot be pickled
+            failure = pack_error(error)
+    with contextlib.suppress(WireClosed):
+        wire.send("reply", number, (failure is None, failure, kept, times))
+    return result
+
+
+def _build(spec: dict[str, Any], link: _Link) -> Any:
+    if spec["main"] is not None:
+        from multiprocessing import spawn
+
+        spawn.prepare(spec["main"])
+    factory = pickle.loads(spec["factory"])
+    role = factory(link.emit)
+    if role is None:
+        raise TypeError(f"the factory {factory!r} returned None; it must return the role")
+    return role
+
+
+class _Link:
+    """What the parent says: calls in a queue for the main thread, stops of calls at once."""
+
+    def __init__(self, wire: Wire, heartbeat: float) -> None:
+        self.calls: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._wire = wire
+        self._heartbeat = heartbeat
+        self._lock = threading.Lock()
+        self._stops: dict[int, CallStop] = {}
+
+    def emit(self, event: Any) -> None:
+        """Tell the parent something while a call runs."""
+        self._wire.send("event", 0, event)
+
+    def stop_of(self, number: int) -> CallStop:
+        """The stop signal of a call; it may have been set before the call began."""
+        with self._lock:
+            return self._stops.setdefault(number, CallStop())
+
+    def finished(self, number: int) -> None:
+        """Forget the stops up to this call."""
+        with self._lock:
+            for old in [key for key in self._stops if key <= number]:
+                del self._stops[old]
+
+    def serve(self) -> None:
+        """The link thread."""
+        try:
+            due = time.monotonic() + self._heartbeat
+            while True:
+                if not self._wire.wait_for_message(due - time.monotonic()):
+                    self._wire.send("beat", 0)
+                    due = time.monotonic() + self._heartbeat
+                    continue
+                message = self._wire.receive()
+                if message.kind == "call":
+                    self.calls.put(message)
+                elif message.kind == "stop":
+                    self.stop_of(message.number).set(message.value())
+                elif message.kind == "close":
+                    self.calls.put(None)
+        except BaseException:
+            # The parent is gone, or the connection is in disorder: nobody can use this process, so it ends now.
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _send_logs(wire: Wire, levels: dict[str, int]) -> None:
+    """What is logged here is handled by the parent's handlers."""
+    handler = _WireHandler(wire)
+    for name, level in levels.items():
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+class _WireHandler(logging.Handler):
+    def __init__(self, wire: Wire) -> None:
+        super().__init__()
+        self._wire = wire
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        with contextlib.suppress(WireClosed):
+            self._wire.send("log", 0, (record.name, record.levelno, text))
