@@ -11,15 +11,17 @@ import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from lzero_async.errors import ConfigError
 
+if TYPE_CHECKING:
+    import torch
+
 FORMAT = "lzero-async.priorzero"
-VERSION = 1
+VERSION = 2
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
@@ -59,14 +61,17 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read what `save` wrote; a missing, torn or foreign file raises ConfigError with one sentence."""
+def load(path: Path, *, arrays: bool = True) -> dict[str, Any]:
+    """Read what `save` wrote; a missing, torn or foreign file raises ConfigError with one sentence.
+
+    Without `arrays`, None stands for every array and tensor.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise ConfigError(f"There is no checkpoint at {path}; give --resume a checkpoint file or a run's folder.")
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="pt" if arrays else "numpy") as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
                 raise ConfigError(f"{path} is not a checkpoint of PriorZero; give --resume one that a run has written.")
@@ -75,7 +80,8 @@ def load(path: Path) -> dict[str, Any]:
                     f"{path} was written in checkpoint format {header.get('version')}, and this version reads {VERSION}; "
                     "resume it with the version that wrote it."
                 )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name) if arrays else None for name in names}
         state = _unpack(json.loads(header["body"]), tensors)
         if not isinstance(state, dict):
             raise TypeError("not a dictionary")
@@ -88,6 +94,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def random_state() -> dict[str, Any]:
     """The state of every global random generator that the learner draws from."""
+    import torch
+
     kind, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "numpy": {"kind": kind, "keys": keys, "position": position, "has_gauss": has_gauss, "gauss": gauss},
@@ -98,6 +106,8 @@ def random_state() -> dict[str, Any]:
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Put the generators back."""
+    import torch
+
     numpy = state["numpy"]
     keys = np.asarray(numpy["keys"]).astype(np.uint32)
     np.random.set_state((numpy["kind"], keys, int(numpy["position"]), int(numpy["has_gauss"]), float(numpy["gauss"])))
@@ -108,6 +118,8 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     """JSON for `value`, with its tensors taken out into `tensors`."""
+    import torch
+
     if isinstance(value, (np.ndarray, torch.Tensor)):
         tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(_plain(value))
         tensors[name] = tensor.clone().contiguous()  # the file format refuses tensors that share memory
@@ -133,13 +145,14 @@ def _plain(array: np.ndarray) -> np.ndarray:
     return array.astype(np.int64) if array.dtype == np.uint32 else np.ascontiguousarray(array)
 
 
-def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _unpack(value: Any, tensors: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_unpack(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if set(value) == {"$array"}:
-        return tensors[value["$array"]].numpy()
+        found = tensors[value["$array"]]
+        return None if found is None else found.numpy()
     if set(value) == {"$tensor"}:
         return tensors[value["$tensor"]]
     if set(value) == {"$tuple"}:

@@ -52,6 +52,7 @@ class Learner:
         self._owed = 0.0  # updates of replay_ratio that are not whole yet
         self._absorbing = absorbing_steps
         self._versions: list[int] = []  # of the buffer's segments, in its order
+        self._last_batch = -1  # whose episodes were stored last
         self._new_segment = lambda: GameSegment(
             Discrete(cfg.model.action_space_size), game_segment_length=cfg.game_segment_length, config=cfg
         )
@@ -62,16 +63,31 @@ class Learner:
         model = self.policy._learn_model
         return getattr(model, "_orig_mod", model)
 
+    @property
+    def stored(self) -> int:
+        """Transitions in the replay buffer."""
+        return int(self.buffer.get_num_of_transitions())
+
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's weights as they are now; whoever keeps them makes a copy."""
         return dict(self.model.state_dict())
 
     def train(
-        self, episodes: Sequence[Episode], version: int, on_update: Callable[[], None] = lambda: None
+        self,
+        episodes: Sequence[Episode],
+        version: int,
+        *,
+        batch: int = -1,
+        on_update: Callable[[], None] = lambda: None,
     ) -> TrainResult:
-        """Store the episodes, collected with weights of `version`, and make the updates owed for them."""
-        for episode in episodes:
-            self._push(episode, version)
+        """Store the episodes, collected with weights of `version`, and make the updates owed for them.
+
+        The episodes of a `batch` that was stored last (its train failed after that) are not stored again.
+        """
+        if batch < 0 or batch != self._last_batch:
+            for episode in episodes:
+                self._push(episode, version)
+            self._last_batch = batch
         self.buffer.remove_oldest_data_to_fit()
         del self._versions[: len(self._versions) - len(self.buffer.game_segment_buffer)]
         steps = sum(map(len, episodes))
@@ -174,7 +190,9 @@ class Learner:
         state: dict[str, np.ndarray] = {
             "versions": np.asarray(self._versions, dtype=np.int64),
             "priorities": np.asarray(self.buffer.game_pos_priorities, dtype=np.float64),
-            "counters": np.asarray([self.buffer.base_idx, self.buffer.num_of_collected_episodes], dtype=np.int64),
+            "counters": np.asarray(
+                [self.buffer.base_idx, self.buffer.num_of_collected_episodes, self._last_batch], dtype=np.int64
+            ),
         }
         for name in SEGMENT_ARRAYS:
             arrays = [np.asarray(getattr(segment, name)) for segment in segments]
@@ -195,7 +213,7 @@ class Learner:
             arrays["obs_segment"] = arrays["obs_rows"][arrays["obs_index"]]
         self.buffer.game_segment_buffer = []
         self.buffer.game_segment_game_pos_look_up = []
-        base, episodes = (int(number) for number in arrays["counters"])
+        base, episodes, self._last_batch = (int(number) for number in arrays["counters"])
         self.buffer.base_idx, self.buffer.num_of_collected_episodes = base, episodes
         pieces = {
             name: np.split(arrays[name], np.cumsum(arrays[f"{name}.lengths"])[:-1]) if name in arrays else []

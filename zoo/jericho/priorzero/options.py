@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import copy
 import difflib
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -63,6 +65,17 @@ def _name(name: str, value: Any) -> str:
     return str(value)
 
 
+def _device(name: str, value: Any) -> str:
+    text = _text(name, value).strip()
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise ConfigError(f"{name} is {value!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:' and a number.")
+    return text
+
+
+def _devices(name: str, value: Any) -> str:
+    return ",".join(_device(name, part) for part in _text(name, value).split(","))
+
+
 def _seed(name: str, value: Any) -> int:
     if whole_number(name, value, 0) >= 2**32:
         raise ConfigError(f"{name} is {value!r}; it must be below 2**32.")
@@ -76,9 +89,13 @@ RULES: dict[str, dict[str, Check]] = {
     "env_config": dict(
         env_id=_name, rom_dir=_text, max_steps=_whole(1), max_action_num=_whole(2), observation=_words("state", "full"),
         collector_env_num=_whole(1), evaluator_env_num=_whole(1), step_timeout=positive_number, valid_action_store=_text,
+        env_asynchrony=_words("auto", "on", "off"), max_batch=_whole(0), max_wait_ms=_between(0, 60_000),
     ),
     "policy_config": dict(
-        off_policy_degree=_whole(-1), enable_async_eval=_flag, n_episode=_whole(1), update_per_collect=_whole(0),
+        off_policy_degree=_whole(-1), enable_async_eval=_flag, num_collectors=_whole(1),
+        backend=_words("auto", "inline", "thread", "process"), staleness_policy=_words("wait", "drop", "allow"),
+        adaptive_degree=_flag, max_degree=_whole(1), max_restarts=_whole(0), restart_backoff=positive_number,
+        hang_timeout=_between(1, 1e6), n_episode=_whole(1), update_per_collect=_whole(0),
         replay_ratio=positive_number, batch_size=_whole(2), replay_buffer_size=_whole(1), game_segment_length=_whole(1),
         num_unroll_steps=_whole(4), td_steps=_whole(1), discount_factor=_share, num_simulations=_whole(1),
         root_window=_whole(1), reanalyze_ratio=_share, use_priority=_flag, absorbing_steps=_whole(0),
@@ -87,10 +104,11 @@ RULES: dict[str, dict[str, Check]] = {
         temperature_decay_steps=_whole(1), epsilon=_share, stuck_steps=_whole(0), stuck_epsilon=_share,
         root_noise_weight=_share, root_dirichlet_alpha=positive_number,
         embed_dim=_whole(8), num_layers=_whole(1), num_heads=_whole(1), dropout=_between(0, 0.9),
-        policy_entropy_weight=_between(0, 10), device=_words("auto", "cpu", "cuda"), torch_threads=_whole(0),
+        policy_entropy_weight=_between(0, 10), learner_device=_device, collector_devices=_devices,
+        evaluator_device=_device, torch_threads=_whole(0),
     ),
     "llm_config": dict(
-        llm_engine=_words("transformers", "vllm"), llm=_text, llm_url=_text, tensor_parallel_size=_whole(1),
+        llm_engine=_words("transformers", "vllm"), llm=_text, llm_url=_text, llm_devices=_devices, tensor_parallel_size=_whole(1),
         gpu_memory_utilization=_share, root_policy=_words("llm_logits", "wm_logits", "llm_plus_wm_logits"),
         llm_weight=_share, weighting=_words("fixed", "adaptive"), history_length=_whole(0), use_cot=_flag,
         prior_temperature=positive_number, reduction=_words("mean", "sum"), prior_cache_size=_whole(1), repeatable_prior=_flag,
@@ -155,6 +173,7 @@ def check_options(sections: Mapping[str, Mapping[str, Any]]) -> EasyDict:
 
 def _check_together(options: EasyDict) -> None:
     policy, llm, run = options.policy_config, options.llm_config, options.run_config
+    _check_roles(options)
     if policy.replay_buffer_size <= policy.batch_size:
         raise ConfigError(
             f"policy_config.replay_buffer_size is {policy.replay_buffer_size}, not more than batch_size "
@@ -178,6 +197,33 @@ def _check_together(options: EasyDict) -> None:
     if not (run.max_iter or run.max_env_step or run.max_seconds):
         raise ConfigError(
             "run_config.max_iter, max_env_step and max_seconds are all 0, so the run would never end; set one."
+        )
+
+
+def _check_roles(options: EasyDict) -> None:
+    policy = options.policy_config
+    if policy.backend == "inline" and not is_synchronous(options):
+        raise ConfigError(
+            "policy_config.backend is 'inline', which runs everything in turn; at this off_policy_degree set it to "
+            "'process' or 'thread'."
+        )
+    if policy.adaptive_degree and policy.off_policy_degree == 0:
+        raise ConfigError("policy_config.adaptive_degree needs off_policy_degree 1 or more (or -1) to start from.")
+    if policy.adaptive_degree and policy.off_policy_degree > policy.max_degree:
+        raise ConfigError(
+            f"policy_config.off_policy_degree is {policy.off_policy_degree}, above max_degree {policy.max_degree}; "
+            "raise max_degree or lower the degree."
+        )
+    if policy.num_collectors > 1 and is_synchronous(options):
+        raise ConfigError(
+            f"policy_config.num_collectors is {policy.num_collectors}, but at off_policy_degree 0 one plays at a time; set "
+            "it to 1 or the degree to 1 or more."
+        )
+    share = core_share(options)
+    if policy.torch_threads > share:
+        raise ConfigError(
+            f"policy_config.torch_threads is {policy.torch_threads}, but {busy_roles(options)} role(s) share "
+            f"{_cores()} core(s), so each may use {share}; set it to at most that, or to 0."
         )
 
 
@@ -223,25 +269,74 @@ def steps_per_collect(options: EasyDict) -> int:
     return min(options.policy_config.n_episode * options.env_config.max_steps, options.policy_config.replay_buffer_size)
 
 
+def backend_of(options: EasyDict) -> str:
+    """Where the roles of a run with these options live."""
+    policy = options.policy_config
+    if policy.backend != "auto":
+        return str(policy.backend)
+    return "inline" if is_synchronous(options) else "process"
+
+
+def is_synchronous(options: EasyDict) -> bool:
+    """Whether collect, train and evaluation run strictly in turn."""
+    return options.policy_config.off_policy_degree == 0 and not options.policy_config.adaptive_degree
+
+
+def plays_asynchronously(options: EasyDict) -> bool:
+    """Whether the games of one role go at their own pace."""
+    chosen = options.env_config.env_asynchrony
+    return chosen == "on" or (chosen == "auto" and not is_synchronous(options))
+
+
+def busy_roles(options: EasyDict) -> int:
+    """How many roles may compute at the same time."""
+    if is_synchronous(options):
+        return 1
+    return 1 + options.policy_config.num_collectors + bool(options.policy_config.enable_async_eval)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_share(options: EasyDict) -> int:
+    """Cores for each role that computes at the same time as others; at least one."""
+    return max(1, _cores() // busy_roles(options))
+
+
+def threads_per_role(options: EasyDict) -> int:
+    """Threads of torch in each role."""
+    return options.policy_config.torch_threads or core_share(options)
+
+
+def device_of(devices: str, number: int) -> str:
+    """The device that the role with this number takes of a list."""
+    choices = devices.split(",")
+    return choices[number % len(choices)]
+
+
 def check_device(device: str) -> str:
     """The device to use, or a ConfigError when it is not there."""
     import torch
 
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("policy_config.device is 'cuda', but torch finds no GPU; set it to 'auto' or 'cpu'.")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"A device is {device!r}, but torch finds no GPU; set it to 'auto' or 'cpu'.")
+    if ":" in device and int(device.partition(":")[2]) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"A device is {device!r}, but torch finds {torch.cuda.device_count()} GPU(s), from cuda:0 on."
+        )
     return device
 
 
-def unizero_config(options: EasyDict, features: int) -> EasyDict:
-    """LightZero's configuration of UniZero for these options, over vectors of `features` numbers."""
+def unizero_config(options: EasyDict, features: int, device: str = "cpu") -> EasyDict:
+    """LightZero's configuration of UniZero for these options, over vectors of `features` numbers, on a device."""
     from ding.utils import deep_merge_dicts
     from lzero.mcts.buffer.game_buffer_unizero import UniZeroGameBuffer
     from lzero.policy.unizero import UniZeroPolicy
 
     policy, env = options.policy_config, options.env_config
-    device = check_device(policy.device)
     unroll = policy.num_unroll_steps
     world_model = dict(
         action_space_size=env.max_action_num, max_blocks=unroll, max_tokens=2 * unroll, context_length=2 * unroll,
@@ -254,7 +349,7 @@ def unizero_config(options: EasyDict, features: int) -> EasyDict:
         norm_type="LN", world_model_cfg=world_model,
     )  # fmt: skip
     own = dict(
-        model=model, cuda=device == "cuda", device=device, use_wandb=False, action_type="fixed_action_space",
+        model=model, cuda=device.startswith("cuda"), device=device, use_wandb=False, action_type="fixed_action_space",
         collector_env_num=env.collector_env_num, evaluator_env_num=env.evaluator_env_num,
         batch_size=policy.batch_size, replay_buffer_size=policy.replay_buffer_size,
         game_segment_length=policy.game_segment_length, num_unroll_steps=unroll, td_steps=policy.td_steps,

@@ -50,6 +50,12 @@ env_config = dict(
     evaluator_env_num=4,
     # Seconds after which a game that does not answer is ended and started anew.
     step_timeout=20.0,
+    # Let every game go at its own pace, none held back by a slow one: 'auto' (from degree 1 on), 'on', or 'off' (repeats exactly).
+    env_asynchrony="auto",
+    # Games that are ready are searched together: at most this many (0: all that are ready) ...
+    max_batch=0,
+    # ... after waiting this many milliseconds for others to become ready.
+    max_wait_ms=2.0,
     # File that keeps each state's valid actions across runs ('' for the user's cache folder, 'off' for none).
     valid_action_store="",
 )
@@ -59,6 +65,22 @@ policy_config = dict(
     off_policy_degree=0,
     # Evaluate in the background, on frozen weights, while training goes on.
     enable_async_eval=False,
+    # Collectors that play at once, each with its own games, model and language model; at most off_policy_degree are busy.
+    num_collectors=1,
+    # Where the roles live: 'auto' ('inline' at degree 0, else 'process'), 'inline' (degree 0 only), 'thread' or 'process'.
+    backend="auto",
+    # What happens to a batch that cannot keep its bound: 'wait' (it cannot happen), 'drop' or 'allow'.
+    staleness_policy="wait",
+    # Let the degree follow the run, from off_policy_degree (at least 1) up to max_degree.
+    adaptive_degree=False,
+    # The most that an adaptive degree may become.
+    max_degree=16,
+    # Restarts in a row of a collector or of the evaluator before it is given up; the others go on without a collector.
+    max_restarts=3,
+    # Seconds before the first restart; doubled for each further one.
+    restart_backoff=1.0,
+    # Seconds without a sign of life after which a role's process counts as hung and is restarted.
+    hang_timeout=60.0,
     # Episodes per collect; each collect plays them with one version of the weights.
     n_episode=8,
     # Updates per collect; 0 derives them from replay_ratio.
@@ -121,9 +143,13 @@ policy_config = dict(
     dropout=0.0,
     # Weight of the policy's entropy in the loss.
     policy_entropy_weight=0.0,
-    # Where the world model runs: 'cpu', 'cuda', or 'auto'.
-    device="auto",
-    # Threads of torch in this process (0: its own choice).
+    # Where the learner's world model runs: 'cpu', 'cuda', 'cuda:1' ..., or 'auto'.
+    learner_device="auto",
+    # Where the collectors' run: one device, or several with commas between them, which the collectors take in turn.
+    collector_devices="auto",
+    # Where the evaluator's runs.
+    evaluator_device="auto",
+    # Threads of torch per role (0: the role's share of the cores; never more than that share).
     torch_threads=1,
 )
 
@@ -132,8 +158,10 @@ llm_config = dict(
     llm_engine="transformers",
     # Folder or hub name; '' is SmolLM2-135M-Instruct from PyPI, converted once into the user's cache.
     llm="",
-    # Address of a running vLLM server ('' starts one).
+    # Address of a running vLLM server ('' starts one for each role that plays; several collectors want a server).
     llm_url="",
+    # Where the transformers engine runs: one device, or several with commas between them, which the roles that play take in turn.
+    llm_devices="auto",
     # GPUs that share the language model (vllm).
     tensor_parallel_size=1,
     # Share of the GPU's memory for the language model (vllm).
@@ -209,7 +237,8 @@ _gpu = dict(
     env_config=dict(env_id="zork1.z5", max_steps=400, max_action_num=32, collector_env_num=8, observation="full"),
     policy_config=dict(
         batch_size=64, replay_buffer_size=100_000, game_segment_length=50, num_unroll_steps=10, num_simulations=50,
-        embed_dim=768, num_layers=2, num_heads=8, dropout=0.1, learning_rate=1e-4, device="cuda", torch_threads=0,
+        embed_dim=768, num_layers=2, num_heads=8, dropout=0.1, learning_rate=1e-4, learner_device="cuda",
+        collector_devices="cuda", evaluator_device="cuda", torch_threads=0,
         temperature_decay_steps=100_000, discount_factor=0.97, replay_ratio=0.25,
     ),
     llm_config=dict(llm_engine="vllm", history_length=5, prior_temperature=1.0, llm_weight=0.5),

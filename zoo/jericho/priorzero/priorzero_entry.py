@@ -24,8 +24,9 @@ from typing import Any
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from lzero_async.errors import ConfigError
+from lzero_async.errors import ConfigError, WorkerDied
 
+FAILED = 1
 INTERRUPTED = 130
 BAD_INPUT = 2
 ENDS = {"max_train": "max_iter", "stop_fn": "max_env_step"}  # the loop's names for this program's limits
@@ -56,6 +57,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     how = parser.add_argument_group("how asynchronous")
     how.add_argument("--off_policy_degree", type=int, help="0 synchronous, 1 and more asynchronous, -1 automatic")
+    how.add_argument("--num_collectors", type=int, help="collectors that play at once (at most the degree are busy)")
     how.add_argument("--async_eval", action="store_true", default=None, help="evaluate in the background")
     llm = parser.add_argument_group("language model")
     llm.add_argument("--llm", help="folder or hub name (default: SmolLM2-135M-Instruct from PyPI)")
@@ -76,6 +78,7 @@ FLAGS = {
     "max_env_step": "run_config.max_env_step",
     "exp_name": "run_config.exp_name",
     "off_policy_degree": "policy_config.off_policy_degree",
+    "num_collectors": "policy_config.num_collectors",
     "async_eval": "policy_config.enable_async_eval",
     "llm": "llm_config.llm",
     "llm_engine": "llm_config.llm_engine",
@@ -84,12 +87,15 @@ FLAGS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run; return the exit code: 0 done, 2 bad input, 130 interrupted with a checkpoint saved."""
+    """Run; return the exit code: 0 done, 1 a role died, 2 bad input, 130 interrupted with a checkpoint saved."""
     try:
         return train(parse_arguments(arguments))
     except ConfigError as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return BAD_INPUT
+    except WorkerDied as error:
+        print(f"\nerror: {error} The run ends here.", file=sys.stderr)
+        return FAILED
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
@@ -115,7 +121,7 @@ def train(flags: argparse.Namespace) -> int:
     if flags.quick_test and flags.exp_name is None:
         changes["run_config.exp_name"] = "runs/quick_test"
     saved = _find_checkpoint(flags.resume, changes.get("run_config.exp_name", run_config["exp_name"]))
-    state = checkpoint.load(saved) if saved is not None else None
+    state = checkpoint.load(saved, arrays=False) if saved is not None else None
     options = build_options(
         flags.preset,
         quick_test=flags.quick_test,
@@ -132,8 +138,6 @@ def train(flags: argparse.Namespace) -> int:
 
 
 def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dict[str, Any] | None) -> int:
-    from zoo.jericho.priorzero.quiet import quiet
-
     if game.substitute_for:
         warning = (
             f"NOTE: {game.substitute_for} was not found. This quick test plays {game.label} instead; its scores say "
@@ -141,8 +145,7 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
         )
         print(f"{'!' * 80}\n{warning}\n{'!' * 80}", flush=True)
         logging.getLogger("zoo.jericho.priorzero").info(warning)
-    with quiet():
-        from zoo.jericho.priorzero.trainer import PriorZero
+    from zoo.jericho.priorzero.trainer import PriorZero
 
     taken = Path(options.run_config.exp_name)
     other = (
@@ -157,7 +160,12 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
             agent.resume(saved, state)
             print(f"resumed from {saved} at {agent.env_steps:,} environment steps", flush=True)
         _write_json(folder / "options.json", options)
-        result = agent.run()
+        try:
+            result = agent.run()
+        except Exception:
+            if agent.last_checkpoint.is_file():
+                print(f"\ngo on from the last checkpoint with: --resume {folder}", file=sys.stderr)
+            raise
         last = agent.save()
         reason = ENDS.get(result.reason, result.reason)
         interrupted = result.reason.startswith("SIG")
@@ -269,7 +277,7 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
             "max_score": game.max_score,
             "ended_by": reason,
             "env_steps": agent.env_steps,
-            "updates": agent.learner.updates,
+            "updates": agent.updates,
             "best_evaluation": agent.best,
             "final_evaluation": rows,
             "evaluations": agent.history,

@@ -23,7 +23,7 @@ class Records:
     def scalars(self, values: Mapping[str, Any], step: int) -> None:
         """Numbers for TensorBoard at this environment step."""
         if self._board is None:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboardX import SummaryWriter
 
             self._board = SummaryWriter(str(self._folder / "log"), purge_step=self._purge)
         for name, value in values.items():

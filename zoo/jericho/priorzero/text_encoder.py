@@ -48,10 +48,7 @@ class TextEncoder:
             self._tokenizer = AutoTokenizer.from_pretrained(source)
             self._model = AutoModel.from_pretrained(source, dtype=torch.float32).to(device).eval()
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"the text encoder {model or DEFAULT_ENCODER!r} cannot be loaded ({_first_line(error)}); give a folder "
-                "with a transformers model and its tokenizer, or a hub name that this machine can reach."
-            ) from error
+            raise _cannot_be_loaded(model, error) from error
         self._device, self._max_tokens, self._cache_size = device, max_tokens, cache_size
         self.width = int(self._model.config.hidden_size)
         self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
@@ -126,6 +123,23 @@ class TextEncoder:
                 unit = torch.nn.functional.normalize(mean, dim=-1)
                 rows.append((unit * self.width**0.5).float().cpu().numpy())
         return rows
+
+
+def encoder_width(model: str = "") -> int:
+    """Numbers of one text's vector, from the model's configuration alone."""
+    from transformers import AutoConfig
+
+    try:
+        return int(AutoConfig.from_pretrained(_folder(model)).hidden_size)
+    except (OSError, ValueError, KeyError) as error:
+        raise _cannot_be_loaded(model, error) from error
+
+
+def _cannot_be_loaded(model: str, error: BaseException) -> ConfigError:
+    return ConfigError(
+        f"the text encoder {model or DEFAULT_ENCODER!r} cannot be loaded ({_first_line(error)}); give a folder "
+        "with a transformers model and its tokenizer, or a hub name that this machine can reach."
+    )
 
 
 def _folder(model: str) -> Any:

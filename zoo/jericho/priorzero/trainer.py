@@ -1,38 +1,40 @@
-"""PriorZero put together: what collects, what trains, what evaluates, and what is saved of it."""
+"""PriorZero put together: the roles and where they live, what is recorded, and what is saved of a run.
+
+This process only coordinates. The learner, the collectors and the evaluator are workers of a backend; weights and batches
+pass through here as parcels that nobody opens on the way.
+"""
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator
-from lzero_async.errors import ConfigError, Stopped
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, WorkerDied, make_backend
+from lzero_async.errors import ConfigError
 from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
-from zoo.jericho.priorzero import checkpoint
-from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
-from zoo.jericho.priorzero.engines import Engine, make_engine
+from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
-from zoo.jericho.priorzero.jericho_env import JerichoEnv
-from zoo.jericho.priorzero.learner import Learner
-from zoo.jericho.priorzero.options import check_device, steps_per_collect, unizero_config
-from zoo.jericho.priorzero.play import Player, Style, parts_of
-from zoo.jericho.priorzero.prior import LLMPrior
+from zoo.jericho.priorzero.options import (
+    backend_of,
+    device_of,
+    plays_asynchronously,
+    steps_per_collect,
+    threads_per_role,
+)
+from zoo.jericho.priorzero.parts import Parts
 from zoo.jericho.priorzero.progress import Progress, duration
-from zoo.jericho.priorzero.quiet import quiet
 from zoo.jericho.priorzero.records import Records
-from zoo.jericho.priorzero.search import TreeSearch
-from zoo.jericho.priorzero.text_encoder import TextEncoder
 
-COLLECT_STREAM, EVAL_STREAM = 1, 2
 KEPT_VERSIONS = 1_000
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 log = logging.getLogger(__name__)
 
 # A resumed run keeps these; all other options may change.
@@ -42,33 +44,10 @@ FIXED_OPTIONS = (
     ("policy_config", "game_segment_length"), ("policy_config", "td_steps"), ("encoder_config", "encoder_model"),
     ("encoder_config", "max_tokens"),
 )  # fmt: skip
-
-
-class _Role:
-    """A player with its own environments and its own copy of the model, on whatever weights it is given."""
-
-    def __init__(self, trainer: PriorZero, envs: int) -> None:
-        options = trainer.options
-        self.model = copy.deepcopy(trainer.learner.model)
-        self.version = -1
-        search = TreeSearch(self.model, trainer.learner.cfg, options.policy_config.root_window)
-        llm = options.llm_config
-        self.player = Player(
-            [trainer.new_env() for _ in range(envs)],
-            trainer.encoder,
-            search,
-            trainer.prior,
-            root_policy=llm.root_policy,
-            llm_weight=llm.llm_weight,
-            weighting=llm.weighting,
-            observation=options.env_config.observation,
-            history_length=llm.history_length,
-        )
-
-    def load(self, version: int, weights: Any) -> None:
-        if version != self.version:
-            self.model.load_state_dict(weights)
-            self.version = version
+SCALARS = (
+    "collect_train_lag", "collect_wait_time", "train_wait_time", "overlap_efficiency", "staleness_mean",
+    "sample_age_mean", "sample_age_max", "dropped", "failed", "abandoned", "restarts", "retired", "off_policy_degree",
+)  # fmt: skip
 
 
 class PriorZero:
@@ -77,172 +56,172 @@ class PriorZero:
     def __init__(self, options: EasyDict, game: Game, folder: Path, progress: Progress | None = None) -> None:
         self.options, self.game, self.folder = options, game, folder
         self.progress = progress or Progress()
-        policy, run, llm = options.policy_config, options.run_config, options.llm_config
-        if policy.torch_threads:
-            torch.set_num_threads(policy.torch_threads)
-        _seed_everything(run.seed)
-        self.engine: Engine | None = None
-        self.prior: LLMPrior | None = None
-        self._roles: list[_Role] = []
-        check_device(policy.device)
+        policy, run = options.policy_config, options.run_config
         self.progress.note(f"game: {game.label} ({game.path.name}, {game.max_score} points)")
-        self.encoder = TextEncoder(
-            options.encoder_config.encoder_model,
-            max_tokens=options.encoder_config.max_tokens,
-            cache_size=options.encoder_config.cache_size,
-        )
-        if llm.root_policy != "wm_logits":
-            self.engine = make_engine(llm.llm_engine, llm.llm, llm.llm_url, **_engine_options(llm))
-            self.prior = LLMPrior(
-                self.engine,
-                history_length=llm.history_length,
-                temperature=llm.prior_temperature,
-                reduction=llm.reduction,
-                use_cot=llm.use_cot,
-                cache_size=llm.prior_cache_size,
-            )
-        with quiet():
-            cfg = unizero_config(options, self.encoder.width * parts_of(options.env_config.observation))
-        self.learner = Learner(cfg, policy.absorbing_steps)
         self.env_steps = 0
+        self.updates = 0
         self.collected_steps = 0
         self._steps_of: dict[int, int] = {}  # environment steps that the last versions of the weights were trained on
+        self._streams = [0] * policy.num_collectors  # collects that each worker has begun
         self.best: dict[str, Any] = {"score": None, "version": -1}
         self.history: list[dict[str, Any]] = []  # one row per evaluation
         self._recent: list[float] = []
         self._losses: dict[str, float] = {}
         self._rates = {"collect": 0.0, "train": 0.0}
+        self._reuse: dict[str, dict[str, Any]] = {}
         self._started = time.monotonic()
         self._steps_before = self._trains_before = 0
-        self.coordinator = AsyncTrainingCoordinator(
-            policy.off_policy_degree,
-            policy.enable_async_eval,
-            buffer_size=policy.replay_buffer_size,
-            batch_size=steps_per_collect(options),
-            on_failure="restart",
-            get_weights=self.learner.weights,
-            trace=folder / "trace.json" if run.trace else None,
-        )
-        self._collector = self._new_role(options.env_config.collector_env_num)
-        self._evaluator = self._new_role(options.env_config.evaluator_env_num)
         self._records = Records(folder)
+        self.backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
+        try:
+            self._start_roles()
+            self.coordinator = AsyncTrainingCoordinator(
+                policy.off_policy_degree,
+                policy.enable_async_eval,
+                buffer_size=policy.replay_buffer_size,
+                batch_size=steps_per_collect(options),
+                num_collectors=policy.num_collectors,
+                staleness_policy=policy.staleness_policy,
+                adaptive=policy.adaptive_degree,
+                max_degree=policy.max_degree if policy.adaptive_degree else None,
+                on_failure="restart",
+                max_restarts=policy.max_restarts,
+                restart_backoff=policy.restart_backoff,
+                get_weights=lambda: self.learner.call("weights"),
+                trace=folder / "trace.json" if run.trace else None,
+            )
+        except BaseException:
+            self.backend.close()
+            raise
 
-    def new_env(self) -> JerichoEnv:
-        """One more environment of this run's game."""
-        env = self.options.env_config
-        store = {"": None, "off": ""}.get(env.valid_action_store, env.valid_action_store)
-        return JerichoEnv(
-            {
-                "game": self.game,
-                "max_steps": env.max_steps,
-                "max_action_num": env.max_action_num,
-                "observation": env.observation,
-                "step_timeout": env.step_timeout,
-                "valid_action_store": store,
-            }
+    def _start_roles(self) -> None:
+        """Start every role; they are built at the same time, each in its own place."""
+        policy, llm = self.options.policy_config, self.options.llm_config
+        threads, asynchronous = threads_per_role(self.options), plays_asynchronously(self.options)
+        places = [device_of(llm.llm_devices, number) for number in range(policy.num_collectors + 1)]
+        parts = {
+            device: Parts(self.options, self.game, self.folder, threads=threads, llm_device=device)
+            for device in dict.fromkeys(places)
+        }
+
+        def start(name: str, factory: Callable[..., Any]) -> Worker:
+            return self.backend.start(
+                name,
+                factory,
+                on_event=self._told,
+                environment=dict.fromkeys(THREAD_VARIABLES, str(threads)),
+                output=str(self.folder / "workers.log"),
+            )
+
+        self.learner = start("learner", partial(roles.learner, parts[places[0]], policy.learner_device))
+        self.collectors = [
+            start(
+                f"collector {number}",
+                partial(
+                    roles.collector,
+                    parts[places[number]],
+                    number,
+                    device_of(policy.collector_devices, number),
+                    asynchronous,
+                ),
+            )
+            for number in range(policy.num_collectors)
+        ]
+        self.evaluator = start(
+            "evaluator", partial(roles.evaluator, parts[places[-1]], policy.evaluator_device, asynchronous)
         )
 
-    def _new_role(self, envs: int) -> _Role:
-        role = _Role(self, envs)
-        self._roles.append(role)
-        return role
+    def _wait_for_roles(self) -> None:
+        """Until learner and collectors are built; what one of them cannot do is said before anything starts."""
+        if self.backend.kind == "process":
+            self.progress.note(f"starting learner, {len(self.collectors)} collector(s) and evaluator in processes ...")
+            start = time.monotonic()
+            for worker in (self.learner, *self.collectors):
+                worker.call("ready")
+            self.progress.note(f"ready after {time.monotonic() - start:.0f} s")
+        self._locate()
+
+    def _locate(self) -> None:
+        for worker in (self.learner, *self.collectors, self.evaluator):
+            self.coordinator.locate(worker.name, worker.pid)
 
     # -- the three stages ----------------------------------------------------------------------------------------------
 
-    def collect(self, context: CollectContext) -> Collected:
-        """Play n_episode episodes with the weights of the context."""
+    def collect(self, context: CollectContext) -> Parcel:
+        """Have a collector play n_episode episodes with the weights of the context."""
         assert context.snapshot is not None
-        policy, run = self.options.policy_config, self.options.run_config
-        self._collector.load(context.version, context.snapshot.state)
-        share = min(1.0, self.env_steps / policy.temperature_decay_steps)
-        style = Style(
-            mode="prior" if self.prior is not None else "world_model",
-            num_simulations=policy.num_simulations,
-            temperature=policy.temperature_start + share * (policy.temperature_end - policy.temperature_start),
-            epsilon=policy.epsilon,
-            stuck_steps=policy.stuck_steps,
-            stuck_epsilon=policy.stuck_epsilon,
-            noise_weight=policy.root_noise_weight,
-        )
-        # In turn, a collect that was broken off is played again as it would have been; else numbers may not repeat.
-        number = self.coordinator.collect_count if self.coordinator.is_synchronous else context.ticket
-        start = time.monotonic()
-        episodes = self._collector.player.play(
-            policy.n_episode,
-            np.random.default_rng([run.seed, COLLECT_STREAM, number]),
-            style,
-            on_step=self._stepped,
-            should_stop=context.stop.is_set,
-        )
-        if context.stop.is_set():
-            raise _stopped(context.stop)  # half a collect is none
-        return Collected(episodes, time.monotonic() - start)
+        # In turn, a collect that was broken off is played again as it would have been; else numbers never repeat.
+        number = self.coordinator.collect_count if self.coordinator.is_synchronous else self._streams[context.worker]
+        self._streams[context.worker] = number + 1
+        order = roles.CollectOrder(context.snapshot.version, number, self.env_steps)
+        worker = self.collectors[context.worker]
+        batch: Parcel = worker.call("collect", order, context.snapshot.state, stop=context.stop)
+        self._reuse[worker.name] = batch.meta["statistics"]
+        return batch
 
     def train(self, batch: Batch) -> TrainReport:
-        """Store the batch and make the updates owed for it."""
-        collected: Collected = batch.data
-        start = time.monotonic()
-        result = self.learner.train(collected.episodes, batch.version, lambda: self.progress.show(self.line()))
-        seconds = time.monotonic() - start
-        self.env_steps += collected.steps
-        self._steps_of[self.coordinator.train_count + 1] = self.env_steps
-        self._steps_of.pop(self.coordinator.train_count - KEPT_VERSIONS, None)
-        scores = [float(episode.info.get("score", 0)) for episode in collected.episodes]
-        self._recent = (self._recent + scores)[-20:]
-        self._losses = result.losses or self._losses
+        """Have the learner store the batch and make the updates owed for it."""
+        meta = batch.data.meta
+        done = self.learner.call("train", batch.id, batch.version, batch.data)
+        self.env_steps += meta["steps"]
+        self.updates = done["total_updates"]
+        train = self.coordinator.train_count + 1
+        self._steps_of[train] = self.env_steps
+        self._steps_of.pop(train - 1 - KEPT_VERSIONS, None)
+        self._recent = (self._recent + meta["scores"])[-20:]
+        self._losses = done["losses"] or self._losses
         self._rates = {
-            "collect": collected.steps / max(collected.seconds, 1e-9),
-            "train": result.updates / max(seconds, 1e-9),
+            "collect": meta["steps"] / max(meta["seconds"], 1e-9),
+            "train": done["updates"] / max(done["seconds"], 1e-9),
         }
-        values = {f"learner/{name}": value for name, value in result.losses.items()}
-        values |= {"learner/updates": self.learner.updates, "collector/env_steps": self.env_steps}
+        values = {f"learner/{name}": value for name, value in done["losses"].items()}
+        values |= {"learner/updates": self.updates, "collector/env_steps": self.env_steps}
         values |= {"learner/staleness": batch.staleness, "learner/updates_per_second": self._rates["train"]}
-        if scores:
-            values |= {"collector/score_mean": float(np.mean(scores)), "collector/score_max": float(np.max(scores))}
-            lengths = [len(episode) for episode in collected.episodes]
+        values |= {"learner/buffer": done["buffer"]}
+        if meta["scores"]:
             values |= {
+                "collector/score_mean": float(np.mean(meta["scores"])),
+                "collector/score_max": float(np.max(meta["scores"])),
                 "collector/steps_per_second": self._rates["collect"],
-                "collector/length": float(np.mean(lengths)),
+                "collector/length": float(np.mean(meta["lengths"])),
             }
         self._records.scalars(values, self.env_steps)
-        self._records.train({"train": self.coordinator.train_count + 1, **values})
-        return result.report
+        source = {f"batch/{name}": meta[name] for name in ("version", "worker", "stream", "source") if name in meta}
+        self._records.train({"train": train, **values, "batch/id": batch.id, **source})
+        report: TrainReport = done["report"]
+        return report
 
     def evaluate(self, context: EvalContext) -> float:
-        """Play with the weights of the context in every mode of eval_modes; the score is the first one's mean."""
+        """Have the evaluator play with the weights of the context in every mode of eval_modes; the score is the first
+        one's mean."""
         assert context.snapshot is not None
-        self._evaluator.load(context.version, context.snapshot.state)
-        rows = []
-        for mode in self.options.run_config.eval_modes:
-            rows.append(self.play_mode(mode, context.version, lambda: _interrupted(context.stop)))
-            if _interrupted(context.stop):  # half an evaluation is none; one that is due at a run's own end is finished
-                raise _stopped(context.stop)
-        for row in rows:
-            self._keep_evaluation(row)
+        modes = tuple(self.options.run_config.eval_modes)
+        rows = self._evaluate(modes, context.version, context.snapshot.state, context.stop)
         return float(rows[0]["mean"])
 
-    def play_mode(self, mode: str, version: int, should_stop: Any = lambda: False) -> dict[str, Any]:
-        """Evaluate one mode with the evaluator's present weights, which are of `version`: a row of the evaluation table."""
-        policy, run = self.options.policy_config, self.options.run_config
-        style = Style(mode=mode, num_simulations=policy.num_simulations, temperature=run.eval_temperature)
-        rng = np.random.default_rng([run.seed, EVAL_STREAM, version])
-        played = self._evaluator.player.play(run.eval_episodes, rng, style, should_stop=should_stop)
-        scores = [float(episode.info.get("score", 0)) for episode in played] or [0.0]
-        return {
-            "mode": mode,
-            "version": version,
-            "env_steps": self._steps_of.get(version, self.env_steps),
-            "seconds": time.monotonic() - self._started,
-            "episodes": len(played),
-            "scores": scores,
-            "mean": float(np.mean(scores)),
-            "best": float(np.max(scores)),
-            "normalised": float(np.mean(scores)) / max(self.game.max_score, 1),
-            "length": float(np.mean([len(episode) for episode in played])) if played else 0.0,
-            "won": sum(bool(episode.info.get("won")) for episode in played),
-            "died": sum(bool(episode.info.get("died")) for episode in played),
-            "commands": list(played[int(np.argmax(scores))].info["commands"]) if played else [],
-        }
+    def _evaluate(self, modes: tuple[str, ...], version: int, weights: Any, stop: StopSignal) -> list[dict[str, Any]]:
+        """Rows of the evaluation table; an evaluator that dies is restarted and asked again."""
+        policy = self.options.policy_config
+        for attempt in range(policy.max_restarts + 1):
+            try:
+                rows, statistics = self.evaluator.call("evaluate", modes, version, weights, stop=stop)
+                break
+            except WorkerDied as error:
+                pause = policy.restart_backoff * 2**attempt
+                if attempt == policy.max_restarts or stop.wait(pause):
+                    raise
+                log.warning("%s It is started again after %.3g s and asked again.", error, pause)
+                self.coordinator.count_restart()
+                self.evaluator.restart()
+                self._locate()
+        self._reuse[self.evaluator.name] = statistics
+        for row in rows:
+            row |= {
+                "env_steps": self._steps_of.get(version, self.env_steps),
+                "seconds": time.monotonic() - self._started,
+            }
+            self._keep_evaluation(row)
+        return rows
 
     def _keep_evaluation(self, row: dict[str, Any]) -> None:
         self.history.append(row)
@@ -250,12 +229,20 @@ class PriorZero:
         names = ("mean", "best", "normalised", "length")
         self._records.scalars({f"evaluator/{row['mode']}/{name}": row[name] for name in names}, row["env_steps"])
 
+    def _restarted(self, worker: int, error: Exception) -> None:
+        """A collect failed: whatever state its role is in, the next one starts from a new one."""
+        self.collectors[worker].restart()
+        self._locate()
+
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def run(self) -> RunResult:
         """Train until a limit of run_config is reached; save the last and the best checkpoint on the way."""
         run = self.options.run_config
+        self._wait_for_roles()
         self._started, self._steps_before = time.monotonic(), self.env_steps
+        if not self.last_checkpoint.is_file():
+            self.save()  # from now on there always is one to go on from
         try:
             return self.coordinator.run(
                 self.collect,
@@ -267,19 +254,31 @@ class PriorZero:
                 stop_fn=lambda: bool(run.max_env_step) and self.env_steps >= run.max_env_step,
                 on_eval=self._evaluated,
                 after_train=self._trained,
+                on_restart=self._restarted,
                 print_statistics=False,
             )
+        except Exception as error:
+            self._save_after(error)
+            raise
         finally:
             self.progress.clear()
+
+    def _save_after(self, error: Exception) -> None:
+        """A run that fails leaves a checkpoint of its last finished train, if the learner still lives."""
+        if isinstance(error, ConfigError) or not self.learner.alive:
+            return
+        try:
+            self.save()
+        except Exception as another:  # the first error is the one to show
+            log.error("the checkpoint could not be written after %r: %r", error, another)
 
     def final_evaluation(self) -> list[dict[str, Any]]:
         """Evaluate the last weights once more, in every mode of final_eval_modes."""
         rows = []
-        self._evaluator.load(-2, self.learner.weights())
+        weights = self.learner.call("weights")
         for mode in self.options.run_config.final_eval_modes:
             self.progress.note(f"final evaluation: {mode} ...")
-            rows.append(self.play_mode(mode, self.coordinator.train_count))
-            self._keep_evaluation(rows[-1])
+            rows += self._evaluate((mode,), self.coordinator.train_count, weights, _Never())
         return rows
 
     def _evaluated(self, result: EvalResult) -> None:
@@ -291,25 +290,24 @@ class PriorZero:
         if self.best["score"] is None or score > self.best["score"]:
             self.best = {"score": score, "version": result.version}
             assert result.snapshot is not None
-            checkpoint.save(
-                self.folder / "ckpt" / "best.safetensors",
-                {"weights": dict(result.snapshot.state), **self._description()},
-            )
+            best = self.folder / "ckpt" / "best.safetensors"
+            self.learner.call("save_weights", str(best), self._description(), result.snapshot.state)
 
     def _trained(self) -> None:
         every = self.options.run_config.checkpoint_every
         statistics = self.coordinator.get_statistics()
-        names = ("collect_train_lag", "collect_wait_time", "train_wait_time", "overlap_efficiency", "staleness_mean")
-        names += ("sample_age_mean", "sample_age_max", "dropped", "failed", "abandoned", "restarts")
-        values = {f"coordinator/{name}": statistics[name] for name in names if statistics.get(name) is not None}
-        values |= {f"reuse/{name}": value for name, value in self.reuse().items() if isinstance(value, (int, float))}
+        values = {f"coordinator/{name}": statistics[name] for name in SCALARS if statistics.get(name) is not None}
+        values |= {f"reuse/{name}": value for name, value in self.reuse().items()}
         self._records.scalars(values, self.env_steps)
         if every and self.coordinator.train_count % every == 0:
             self.save()
         self.progress.show(self.line(), now=True)
 
-    def _stepped(self, steps: int) -> None:
-        self.collected_steps += steps
+    def _told(self, event: Any) -> None:
+        """A role says how far it is."""
+        kind, number = event
+        if kind == "steps":
+            self.collected_steps += number
         self.progress.show(self.line())
 
     def line(self) -> str:
@@ -338,21 +336,30 @@ class PriorZero:
             done.append(trains / max(1, run.max_iter - self._trains_before))
         if run.max_seconds:
             done.append(gone / run.max_seconds)
-        return gone * (1 / max(done) - 1) if done and max(done) > 0 else None
+        return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
 
-    def reuse(self) -> dict[str, Any]:
-        """How much work was saved: hits of the encoder's, the prior's and the valid actions' caches."""
-        values: dict[str, Any] = dict(self.encoder.statistics())
-        if self.prior is not None:
-            values |= {f"prior_{key}": value for key, value in self.prior.statistics().items()}
-        games = [env.statistics() for role in self._roles for env in role.player.envs]
-        for key in sorted({key for statistics in games for key in statistics}):
-            numbers = [statistics[key] for statistics in games if isinstance(statistics.get(key), (int, float))]
-            if numbers:
-                values[f"game_{key}"] = sum(numbers)
+    def reuse(self) -> dict[str, float]:
+        """How much work was saved: hits of the encoder's, the prior's and the valid actions' caches, of all roles."""
+        values: dict[str, float] = {}
+        reports = list(self._reuse.values())
+        shared = {report["key"]: report["shared"] for report in reports}  # roles in one process share these
+        for counts in (*shared.values(), *(report["games"] for report in reports)):
+            for name, value in counts.items():
+                values[name] = values.get(name, 0) + value
+        for name, known, asked in (
+            ("encoder_hit_rate", values.get("encoder_asked", 0) - values.get("encoder_encoded", 0), "encoder_asked"),
+            ("prior_hit_rate", values.get("prior_hits", 0), "prior_requests"),
+        ):
+            if name in values:
+                values[name] = known / values[asked] if values[asked] else 0.0
         return values
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
+
+    @property
+    def last_checkpoint(self) -> Path:
+        """Where `save` writes."""
+        return self.folder / "ckpt" / "last.safetensors"
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -368,45 +375,39 @@ class PriorZero:
         waiting = coordinator.pop("batches")
         state: dict[str, Any] = {
             **self._description(),
-            "learner": self.learner.state_dict(),
             "coordinator": coordinator,
-            "waiting": [pack_batch(data) for data in waiting],
-            "history": self.history,
+            "streams": list(self._streams),
+            "history": list(self.history),
             "recent": self._recent,
-            "random": checkpoint.random_state(),
         }
-        if self.options.run_config.checkpoint_buffer:
-            state["buffer"] = self.learner.buffer_state()
-        path = self.folder / "ckpt" / "last.safetensors"
-        checkpoint.save(path, state)
+        self.learner.call("save", str(self.last_checkpoint), state, waiting)
         self._records.flush()
-        return path
+        return self.last_checkpoint
 
     def resume(self, path: Path, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint (`state` is what was loaded from `path`) of a run on the same game with the same sizes."""
+        """Go on from a checkpoint of a run on the same game with the same sizes; `state` is what was loaded from `path`,
+        its arrays left out."""
         if "learner" not in state:
             raise ConfigError(
                 f"{path} holds only the best weights, which cannot be resumed; give --resume the file last.safetensors."
             )
         self._check_same_run(state, path)
+        count = self.learner.call("load", str(path))
         try:
-            self.learner.load_state_dict(state["learner"])
-            if "buffer" in state:
-                self.learner.load_buffer_state(state["buffer"])
-            batches = [unpack_batch(data) for data in state["waiting"]] if "buffer" in state else None
+            batches = None if count < 0 else [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             self.env_steps = int(state["env_steps"])
             self.best = {"score": state["best"]["score"], "version": int(state["best"]["version"])}
             self.history, self._recent = list(state["history"]), list(state["recent"])
-            checkpoint.restore_random_state(state["random"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            for worker, number in enumerate(state["streams"][: len(self._streams)]):
+                self._streams[worker] = int(number)
+        except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            first = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"The checkpoint {path} does not fit this program ({first}); resume from another one."
+                f"The checkpoint {path} does not fit this program ({error!r}); resume from another one."
             ) from error
-        self.learner.set_rates()
+        self.updates = self.learner.call("ready")
         self._records.resume(self.coordinator.train_count, self.env_steps)
         self._trains_before = self.coordinator.train_count
         self._steps_of[self.coordinator.train_count] = self.env_steps
@@ -426,11 +427,9 @@ class PriorZero:
                 )
 
     def close(self) -> None:
-        """End the games, the language model and whatever else runs, each of them whatever becomes of the others."""
-        parts = [self.coordinator.close, *(role.player.close for role in self._roles)]
-        parts += [part.close for part in (self.engine, self._records) if part is not None]
+        """End every role and whatever else runs, each of them whatever becomes of the others."""
         failed: Exception | None = None
-        for close in parts:
+        for close in (self.backend.close, self.coordinator.close, self._records.close):
             try:
                 close()
             except Exception as error:
@@ -441,27 +440,12 @@ class PriorZero:
             raise failed
 
 
-def _engine_options(llm: EasyDict) -> dict[str, Any]:
-    if llm.llm_engine != "vllm":
-        return {"deterministic": llm.repeatable_prior}
-    return {"tensor_parallel_size": llm.tensor_parallel_size, "gpu_memory_utilization": llm.gpu_memory_utilization}
+class _Never:
+    """The stop signal of an evaluation that nothing stops."""
 
+    def is_set(self) -> bool:
+        return False
 
-def _stopped(stop: StopSignal) -> Stopped:
-    """Says that a stage was given up because the run stops, which is no failure."""
-    error = Stopped("the run is stopping")
-    error.origin = stop
-    return error
-
-
-def _interrupted(stop: StopSignal) -> bool:
-    """Whether the run stops because of a signal, not because it has reached its own end."""
-    return stop.is_set() and str(getattr(stop, "stop_reason", "")).startswith("SIG")
-
-
-def _seed_everything(seed: int) -> None:
-    import random
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    def wait(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return False

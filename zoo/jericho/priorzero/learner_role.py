@@ -1,0 +1,115 @@
+"""The role that learns: it alone owns model, optimizer and replay buffer, trains on what collectors send, and saves it all."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lzero_async.errors import ConfigError
+from lzero_async.parcels import Parcel
+from zoo.jericho.priorzero import checkpoint
+from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
+from zoo.jericho.priorzero.learner import Learner
+from zoo.jericho.priorzero.parts import Parts
+
+EVENT_EVERY = 0.2  # seconds between two words to the parent about the updates made
+
+
+class LearnerRole:
+    """UniZero's learner behind calls. A train that fails leaves everything as it was before it, so that it can be saved
+    or tried again."""
+
+    def __init__(self, parts: Parts, device: str, emit: Callable[[Any], None]) -> None:
+        parts.limit_threads()
+        self._options = parts.options
+        seed_everything(parts.options.run_config.seed)
+        self.learner = Learner(parts.unizero(device), parts.options.policy_config.absorbing_steps)
+        self._emit, self._said_at = emit, 0.0
+        self._waiting: list[dict[str, Any]] = []  # of a loaded checkpoint
+
+    def ready(self) -> int:
+        """Answered once the role is made: the updates made so far."""
+        return self.learner.updates
+
+    def weights(self) -> Parcel:
+        """The weights as they are now."""
+        return Parcel(self.learner.weights(), live=True)
+
+    def train(self, batch: int, version: int, parcel: Parcel) -> dict[str, Any]:
+        """Store the batch and make the updates owed for it; what came of it."""
+        before, dice = self.learner.state_dict(), checkpoint.random_state()
+        start = time.monotonic()
+        try:
+            collected: Collected = parcel.open()
+            result = self.learner.train(collected.episodes, version, batch=batch, on_update=self._updated)
+        except Exception:
+            self.learner.load_state_dict(before)
+            checkpoint.restore_random_state(dice)
+            raise
+        return {
+            "updates": result.updates,
+            "total_updates": self.learner.updates,
+            "losses": result.losses,
+            "report": result.report,
+            "seconds": time.monotonic() - start,
+            "buffer": self.learner.stored,
+        }
+
+    def _updated(self) -> None:
+        if time.monotonic() - self._said_at >= EVENT_EVERY:
+            self._said_at = time.monotonic()
+            self._emit(("updates", self.learner.updates))
+
+    # -- saving and resuming -------------------------------------------------------------------------------------------
+
+    def save(self, path: str, state: Mapping[str, Any], waiting: Sequence[Parcel]) -> None:
+        """Write a checkpoint: `state`, what the learner knows, and the batches that wait."""
+        whole = {
+            **state,
+            "learner": self.learner.state_dict(),
+            "waiting": [pack_batch(parcel.open()) for parcel in waiting],
+            "random": checkpoint.random_state(),
+        }
+        if self._options.run_config.checkpoint_buffer:
+            whole["buffer"] = self.learner.buffer_state()
+        checkpoint.save(Path(path), whole)
+
+    def save_weights(self, path: str, state: Mapping[str, Any], weights: Parcel) -> None:
+        """Write a checkpoint that holds one version of the weights and nothing to go on from."""
+        checkpoint.save(Path(path), {**state, "weights": dict(weights.open())})
+
+    def load(self, path: str) -> int:
+        """Go on from a checkpoint; how many batches wait in it (`waiting` hands them out), or -1 if they were not saved."""
+        state = checkpoint.load(Path(path))
+        try:
+            self.learner.load_state_dict(state["learner"])
+            if "buffer" in state:
+                self.learner.load_buffer_state(state["buffer"])
+            self._waiting = list(state["waiting"]) if "buffer" in state else []
+            checkpoint.restore_random_state(state["random"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"The checkpoint {path} does not fit this program ({first}); resume from another one."
+            ) from error
+        self.learner.set_rates()
+        return len(self._waiting) if "buffer" in state else -1
+
+    def waiting(self, place: int) -> Parcel:
+        """The batch that waited at this place of the line."""
+        collected = unpack_batch(self._waiting[place])
+        self._waiting[place] = {}
+        return Parcel(collected, collected.summary())
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every global generator that the learner draws from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

@@ -1,0 +1,47 @@
+"""What the coordinating process knows of the roles: how each is made, and what a collector is told. Everything heavy is
+imported by the role's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zoo.jericho.priorzero.quiet import quiet
+
+if TYPE_CHECKING:
+    from zoo.jericho.priorzero.learner_role import LearnerRole
+    from zoo.jericho.priorzero.parts import Parts
+    from zoo.jericho.priorzero.players import CollectorRole, EvaluatorRole
+
+Emit = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class CollectOrder:
+    """What a collector needs to know besides the weights; `number` says which of its streams of random numbers to use."""
+
+    version: int
+    number: int
+    env_steps: int
+
+
+def learner(parts: Parts, device: str, emit: Emit) -> LearnerRole:
+    """The learner."""
+    with quiet():
+        from zoo.jericho.priorzero.learner_role import LearnerRole
+    return LearnerRole(parts, device, emit)
+
+
+def collector(parts: Parts, worker: int, device: str, asynchronous: bool, emit: Emit) -> CollectorRole:
+    """A collector."""
+    with quiet():
+        from zoo.jericho.priorzero.players import CollectorRole
+    return CollectorRole(parts, worker, device, asynchronous, emit)
+
+
+def evaluator(parts: Parts, device: str, asynchronous: bool, emit: Emit) -> EvaluatorRole:
+    """The evaluator."""
+    with quiet():
+        from zoo.jericho.priorzero.players import EvaluatorRole
+    return EvaluatorRole(parts, device, asynchronous, emit)
