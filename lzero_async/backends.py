@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -24,6 +25,7 @@ from lzero_async.weights import freeze
 
 Factory = Callable[[Callable[[Any], None]], Any]
 BACKENDS: Final = ("inline", "thread", "process")
+_MOMENT: Final = 0.1  # seconds for threads that were told to end
 
 
 class Worker(Protocol):
@@ -107,7 +109,7 @@ class InlineWorker:
         self._factory, self._on_event = factory, on_event
         self._calling = threading.RLock()
         self._stop: CallStop | None = None
-        self._role: Any = None
+        self._home = _Home()
         self._dead = ""
 
     @property
@@ -134,17 +136,16 @@ class InlineWorker:
                 self._stop = None
 
     def _execute(self, method: str, args: Any, stop: StopSignal | None, signal: CallStop, timeout: float | None) -> Any:
-        return self._invoke(method, args, {} if stop is None else {"stop": signal})
+        return self._invoke(self._home, method, args, {} if stop is None else {"stop": signal})
 
-    def _invoke(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if self._role is None:
-            self._role = self._factory(self._emit)
-        result = getattr(self._role, method)(*args, **options)
-        return result.settled(freeze) if isinstance(result, Parcel) else result
+    def _invoke(self, home: _Home, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if home.role is None:
+            home.role = self._factory(self._emit)
+        return _settled(getattr(home.role, method)(*args, **options))
 
     def _emit(self, event: Any) -> None:
         if self._on_event is not None:
-            self._on_event(event)
+            self._on_event(_settled(event))
 
     def cancel(self, reason: str = "cancelled") -> None:
         if (signal := self._stop) is not None:
@@ -153,7 +154,7 @@ class InlineWorker:
     def kill(self) -> None:
         self._dead = self._dead or "was ended"
         self.cancel("the worker was ended")
-        self._role = None
+        self._home = _Home()
 
     def restart(self) -> None:
         self.kill()
@@ -161,16 +162,40 @@ class InlineWorker:
         self._dead = ""
 
     def close(self, timeout: float = 5.0) -> None:
-        role, self._role = self._role, None
-        self._dead = self._dead or "is closed"
+        self._dead = self._dead or "is closed"  # first, so that no call that waits in line begins
         self.cancel("the worker was closed")
-        close = getattr(role, "close", None)
-        if close is not None:
-            close()
+        if self._calling.acquire(timeout=max(0.0, timeout)):  # else a call goes on inside: nothing can be closed safely
+            try:
+                home, self._home = self._home, _Home()
+                close = getattr(home.role, "close", None)
+                if close is not None:
+                    close()
+            finally:
+                self._calling.release()
 
     def _raise_if_dead(self) -> None:
         if self._dead:
             raise WorkerDied(f"{self.name} {self._dead}.")
+
+
+class _Home:
+    """Where one role lives from its first call on. A kill or a restart gives the worker a new one, so that what is left of
+    an old role never answers for the next."""
+
+    role: Any = None
+
+
+def _settled(value: Any) -> Any:
+    """The value, with a copy of every live parcel's content; parcels are looked for in tuples, lists and dictionaries."""
+    if isinstance(value, Parcel):
+        return value.settled(freeze)
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            _settled(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            _settled(part)
+    return value
 
 
 class InlineBackend:
@@ -199,6 +224,8 @@ class InlineBackend:
 
     def close(self, timeout: float = 5.0) -> None:
         workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.cancel("the worker was closed")
         close_all(workers, timeout)
 
 
@@ -217,7 +244,7 @@ class ThreadWorker(InlineWorker):
             self._life = _Life()
             self._threads.start(self.name, lambda life=self._life: self._serve(life))  # type: ignore[misc]
         life = self._life
-        job = life.job = _Job(method, args, {} if stop is None else {"stop": signal})
+        job = life.job = _Job(self._home, method, args, {} if stop is None else {"stop": signal})
         life.jobs.put(job)
         if not job.done.wait(timeout):
             self._dead = f"did not answer {method} within {timeout:g} s"
@@ -230,10 +257,10 @@ class ThreadWorker(InlineWorker):
     def _serve(self, life: _Life) -> None:
         while (job := life.jobs.get()) is not None:
             try:
-                job.result = self._invoke(job.method, job.args, job.options)
+                job.result = self._invoke(job.home, job.method, job.args, job.options)
             except BaseException as error:
                 job.error = error if isinstance(error, Exception) else unpack_error(pack_error(error), self.name, None)
-            job.finish()
+            job.done.set()
             job = None
 
     def kill(self) -> None:
@@ -241,11 +268,10 @@ class ThreadWorker(InlineWorker):
         self._end_life()
 
     def close(self, timeout: float = 5.0) -> None:
-        self.cancel("the worker was closed")
-        if (life := self._life) is not None and (job := life.job) is not None:
-            job.done.wait(timeout)
-        super().close(timeout)
-        self._end_life()
+        try:
+            super().close(timeout)
+        finally:
+            self._end_life()
 
     def _end_life(self) -> None:
         life, self._life = self._life, None
@@ -253,20 +279,17 @@ class ThreadWorker(InlineWorker):
             life.jobs.put(None)
             if (job := life.job) is not None and not job.done.is_set():
                 job.error = WorkerDied(f"{self.name} {self._dead}.")
-                job.finish()
+                job.done.set()
 
 
 class _Job:
     """One call on its way to a role's thread."""
 
-    def __init__(self, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.method, self.args, self.options = method, args, options
+    def __init__(self, home: _Home, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.home, self.method, self.args, self.options = home, method, args, options
         self.result: Any = None
         self.error: Exception | None = None
         self.done = threading.Event()
-
-    def finish(self) -> None:
-        self.done.set()
 
 
 class _Life:
@@ -290,16 +313,20 @@ class ThreadBackend(InlineBackend):
         return ThreadWorker(name, factory, on_event, self._threads)
 
     def close(self, timeout: float = 5.0) -> None:
-        super().close(timeout)
-        self._threads.join(timeout)
+        deadline = time.monotonic() + timeout
+        try:
+            super().close(timeout)
+        finally:
+            self._threads.join(max(_MOMENT, deadline - time.monotonic()))
 
 
 def close_all(workers: list[Worker], timeout: float) -> None:
-    """Close every worker, each whatever becomes of the others; raise the first error."""
+    """Close every worker, each whatever becomes of the others, in `timeout` seconds together; raise the first error."""
+    deadline = time.monotonic() + timeout
     failed: Exception | None = None
     for worker in workers:
         try:
-            worker.close(timeout)
+            worker.close(max(0.0, deadline - time.monotonic()))
         except Exception as error:
             failed = failed or error
     if failed is not None:

@@ -17,12 +17,32 @@ class CallStop:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._listeners: dict[object, Callable[[str], None]] = {}
         self.stop_reason = ""
 
     def set(self, reason: str) -> None:
         """Ask the call to end early; a later reason replaces an earlier one."""
-        self.stop_reason = reason
-        self._event.set()
+        with self._lock:
+            self.stop_reason = reason
+            self._event.set()
+            listeners = list(self._listeners.values())
+        for listener in listeners:
+            listener(reason)
+
+    def listen(self, listener: Callable[[str], None]) -> Callable[[], None]:
+        """Call `listener(reason)` at every `set`, at once if it is set already; return what ends this."""
+        key = object()
+        with self._lock:
+            self._listeners[key] = listener
+            is_set, reason = self._event.is_set(), self.stop_reason
+        if is_set:
+            listener(reason)
+        return lambda: self._forget(key)
+
+    def _forget(self, key: object) -> None:
+        with self._lock:
+            self._listeners.pop(key, None)
 
     def is_set(self) -> bool:
         """Whether the call was asked to end."""
@@ -34,10 +54,14 @@ class CallStop:
 
 
 def listen(stop: StopSignal | None, callback: Callable[[str], None]) -> Callable[[], None]:
-    """Call `callback(reason)` when `stop` is set, at once if it is; return what ends this. Does nothing without a stop
-    that can be listened to."""
-    register = getattr(stop, "listen", None)
-    return _nothing if register is None else register(callback)
+    """Call `callback(reason)` when `stop` is set, at once if it is; return what ends this. A stop that cannot be listened
+    to is looked at once."""
+    register: Callable[..., Callable[[], None]] | None = getattr(stop, "listen", None)
+    if register is not None:
+        return register(callback)
+    if stop is not None and stop.is_set():
+        callback(str(getattr(stop, "stop_reason", "")))
+    return _nothing
 
 
 def _nothing() -> None:
