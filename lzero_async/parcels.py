@@ -16,8 +16,11 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
+
+from lzero_async.errors import LzeroAsyncError
 
 SMALL: Final = 32_768  # bytes that are cheaper to send than to map
 KEPT_REGIONS: Final = 4
@@ -42,13 +45,15 @@ class Parcel:
     that the maker goes on changing the value, so that within one process it is copied, too.
     """
 
-    __slots__ = ("__weakref__", "_descriptor", "_held", "_live", "_maps", "_packed", "_value", "meta")
+    __slots__ = ("__weakref__", "_descriptor", "_held", "_live", "_lock", "_maps", "_packed", "_pool", "_value", "meta")
 
     def __init__(self, value: Any, meta: Any = None, *, live: bool = False) -> None:
         self.meta = meta
         self._value = value
         self._live = live
+        self._lock = threading.Lock()
         self._packed: Packed | None = None
+        self._pool: RegionPool | None = None
         self._descriptor = -1
         self._maps: list[mmap.mmap] = []
         self._held = _Held()
@@ -61,12 +66,14 @@ class Parcel:
         return parcel
 
     def open(self) -> Any:
-        """The value."""
-        packed = self._packed
-        if packed is None:
-            return self._value
+        """The value. Raises LzeroAsyncError after the call that the parcel came with."""
+        with self._lock:
+            packed = self._packed
+            if packed is None:
+                return self._value
         if not packed.spans:
             return loads(packed.payload, [bytearray(buffer) for buffer in packed.inside])
+        self._raise_if_closed()
         # Private: pages are shared until somebody writes to them, and what is written stays here.
         mapped = mmap.mmap(self._descriptor, packed.size, access=mmap.ACCESS_COPY)
         self._maps.append(mapped)
@@ -75,18 +82,38 @@ class Parcel:
 
     def settled(self, copy: Callable[[Any], Any]) -> Parcel:
         """Itself, with a copy of its value if its maker goes on changing that."""
-        if self._live and self._packed is None:
-            self._value, self._live = copy(self._value), False
+        with self._lock:
+            if self._live and self._packed is None:
+                self._value, self._live = copy(self._value), False
         return self
 
     def pack(self, pool: RegionPool) -> tuple[Packed, int]:
-        """Its packed form and the descriptor that goes with it (-1: none); made once."""
-        if self._packed is None:
-            self._packed, self._descriptor = pool.pack(self._value)
-            self._value = None
-            if pool.reuse_when_gone and self._descriptor >= 0:
-                weakref.finalize(self, _give_back, pool, self._packed.region, self._held).atexit = False
-        return self._packed, self._descriptor
+        """Its packed form and the descriptor that goes with it (-1: none); made once, and sent by the caller."""
+        with self._lock:
+            if self._packed is None:
+                self._packed, self._descriptor = pool.pack(self._value)
+                self._value = None
+                if self._descriptor >= 0:
+                    self._pool = pool
+                    weakref.finalize(self, pool.gone, self._packed.region, self._held).atexit = False
+            if self._packed.spans:
+                self._raise_if_closed()
+                pool.sending(self._packed.region, own=self._pool is pool)
+            return self._packed, self._descriptor
+
+    def __reduce__(self) -> tuple[type[Parcel], tuple[Any, Any]]:
+        """Pickled for a file, or copied: with its content."""
+        return Parcel, (self.open(), self.meta)
+
+    def closed(self) -> None:
+        """Its descriptor is closed: it can neither be opened nor sent any more."""
+        self._descriptor = -1
+
+    def _raise_if_closed(self) -> None:
+        if self._descriptor < 0:
+            raise LzeroAsyncError(
+                "This parcel came with a call that has ended; open it during the call, and return a new one."
+            )
 
     def let_go(self) -> bool:
         """Unmap what was opened; return False if somebody still holds an array of it."""
@@ -118,10 +145,6 @@ def _gone(descriptor: int, region: int, held: _Held, done: Callable[[int, bool],
         done(region, held.reusable)
 
 
-def _give_back(pool: RegionPool, region: int, held: _Held) -> None:
-    pool.give_back([(region, held.reusable)])
-
-
 def _closed(mapped: mmap.mmap) -> bool:
     try:
         mapped.close()
@@ -135,6 +158,8 @@ class _Region:
 
     def __init__(self, number: int, capacity: int) -> None:
         self.number, self.capacity = number, capacity
+        self.users = 0
+        self.reusable = True
         self.descriptor = _anonymous_file()
         try:
             os.ftruncate(self.descriptor, capacity)
@@ -149,15 +174,18 @@ class _Region:
 
 
 class RegionPool:
-    """The files of one process, used again when they are given back: by whoever hands its parcels around, or, with
-    `reuse_when_gone`, when the parcel is gone in this process. Safe to use from many threads."""
+    """The files of one process, each used again when nobody needs it: its parcel is gone in this process, and, unless
+    `reuse_when_gone` says that this is enough, every parcel that was sent was given back by whoever hands them around.
+    Safe to use from many threads."""
 
     def __init__(self, *, reuse_when_gone: bool = False) -> None:
         self.reuse_when_gone = reuse_when_gone
         self._lock = threading.Lock()
         self._free: list[_Region] = []
         self._used: dict[int, _Region] = {}
+        self._gone: deque[tuple[int, _Held]] = deque()
         self._made = 0
+        self._closed = False
 
     def pack(self, value: Any) -> tuple[Packed, int]:
         """Pickle a value, its large buffers copied once into a region; the descriptor is that region's (-1: none)."""
@@ -176,33 +204,81 @@ class RegionPool:
                 target[start : start + size] = raw
         return Packed(payload, (), tuple(spans), region.number, end), region.descriptor
 
-    def give_back(self, regions: Iterable[tuple[int, bool]]) -> None:
-        """Nobody needs these regions any more; those that are not reusable are somebody else's for good."""
-        surplus: list[_Region] = []
+    def sending(self, number: int, *, own: bool) -> None:
+        """The region is sent to somebody who will give it back. Raises LzeroAsyncError if it is not of this pool."""
+        if self.reuse_when_gone:  # whoever hands parcels around sends those of others, too, and gets none back
+            return
+        if not own:
+            raise LzeroAsyncError("A worker cannot send on a parcel that it got; open it, and send a new one.")
         with self._lock:
-            for number, reusable in regions:
-                region = self._used.pop(number, None)
-                if region is not None:
-                    (self._free if reusable else surplus).append(region)
-            while len(self._free) > KEPT_REGIONS:
-                surplus.append(self._free.pop(0))
+            if (region := self._used.get(number)) is not None:
+                region.users += 1
+
+    def not_sent(self, regions: Iterable[int]) -> None:
+        """The message of these regions could not be sent after all."""
+        if not self.reuse_when_gone:
+            self.give_back((number, True) for number in regions)
+
+    def gone(self, number: int, held: _Held) -> None:
+        """The parcel of this region is gone in this process. Takes no lock: the garbage collector may call it in a thread
+        that holds the lock; the next one who takes a region looks at it."""
+        self._gone.append((number, held))
+        if self._closed and self._lock.acquire(blocking=False):
+            try:
+                surplus = self._look_at_gone()
+            finally:
+                self._lock.release()
+            for region in surplus:
+                region.close()
+
+    def give_back(self, regions: Iterable[tuple[int, bool]]) -> None:
+        """These regions were sent once each and came back; what is not reusable is somebody else's for good."""
+        with self._lock:
+            surplus = [*self._look_at_gone(), *(found for item in regions if (found := self._leave(*item)))]
         for region in surplus:
             region.close()
 
+    def _look_at_gone(self) -> list[_Region]:
+        """Under the lock: count the parcels that are gone; return the regions to close."""
+        surplus = []
+        while self._gone:
+            number, held = self._gone.popleft()
+            if region := self._leave(number, held.reusable):
+                surplus.append(region)
+        return surplus
+
+    def _leave(self, number: int, reusable: bool) -> _Region | None:
+        """Under the lock: one user less; return a region to close."""
+        region = self._used.get(number)
+        if region is None:
+            return None
+        region.users -= 1
+        region.reusable &= reusable
+        if region.users:
+            return None
+        del self._used[number]
+        if self._closed or not region.reusable:
+            return region
+        self._free.append(region)
+        return self._free.pop(0) if len(self._free) > KEPT_REGIONS else None
+
     def close(self) -> None:
-        """Let go of everything; what others have mapped stays theirs."""
+        """Let go of everything: at once, or with the last parcel that still is in use here."""
         with self._lock:
-            regions, self._free, self._used = [*self._free, *self._used.values()], [], {}
+            self._closed = True
+            regions, self._free = [*self._look_at_gone(), *self._free], []
         for region in regions:
             region.close()
 
     @property
     def regions(self) -> tuple[int, int]:
         """How many regions are in use and how many wait to be used again."""
+        self.give_back(())
         with self._lock:
             return len(self._used), len(self._free)
 
     def _take(self, size: int) -> _Region:
+        self.give_back(())
         with self._lock:
             fitting = [region for region in self._free if region.capacity >= size]
             if fitting:
@@ -212,6 +288,7 @@ class RegionPool:
                 self._made += 1
                 # A power of two, so that others fit later; pages that are not touched cost nothing.
                 region = _Region(self._made, 1 << max(16, (size - 1).bit_length()))
+            region.users, region.reusable = 1, True
             self._used[region.number] = region
             return region
 
@@ -254,7 +331,10 @@ class Pickler(pickle.Pickler):
         tensor = obj.detach().cpu().contiguous()
         if tensor.dtype is torch.bfloat16:
             return _tensor, (tensor.view(torch.int16).numpy(), "bfloat16")
-        return _tensor, (tensor.numpy(), "")
+        try:
+            return _tensor, (tensor.numpy(), "")
+        except (TypeError, RuntimeError):  # numpy has no such type: as torch pickles it
+            return NotImplemented
 
 
 class Unpickler(pickle.Unpickler):

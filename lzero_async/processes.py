@@ -6,12 +6,12 @@ import itertools
 import logging
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ from lzero_async.wire import Message, Wire, WireClosed
 log = logging.getLogger("lzero_async")
 _ROOT: Final = str(Path(__file__).resolve().parent.parent)
 _PROGRAM: Final = (
-    "import sys; sys.path.insert(0, sys.argv[2]); from lzero_async.worker import main; main(int(sys.argv[1]))"
+    "import sys; sys.path.insert(0, sys.argv[1]); from lzero_async.worker import main; main(*map(int, sys.argv[2:]))"
 )
 _TAIL: Final = 400  # characters of a dead worker's last words
 
@@ -66,10 +66,9 @@ class ProcessBackend:
         """Close every worker, all at the same time."""
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.begin_close()
-        deadline = time.monotonic() + timeout
+            worker.begin_close(for_good=True)
         try:
-            close_all([*workers], max(0.0, deadline - time.monotonic()))
+            close_all([*workers], timeout)
         finally:
             self._threads.join(timeout)
             self._pool.close()
@@ -95,6 +94,8 @@ class ProcessWorker:
         self._on_event, self._environment, self._output = on_event, environment, output
         self._hang_timeout, self._threads, self._pool = hang_timeout, threads, pool
         self._calling = threading.Lock()
+        self._changing = threading.Lock()
+        self._closed_for_good = False
         self._life = self._new_life()
 
     @property
@@ -118,12 +119,18 @@ class ProcessWorker:
         self._life.end("was ended")
 
     def restart(self) -> None:
-        self.kill()
-        self.restarts += 1
-        self._life = self._new_life()
+        with self._changing:
+            if self._closed_for_good:
+                raise WorkerDied(f"{self.name} cannot be restarted: its backend is closed.")
+            self.kill()
+            self.restarts += 1
+            self._life = self._new_life()
 
-    def begin_close(self) -> None:
-        """Ask the role to close, without waiting for it."""
+    def begin_close(self, *, for_good: bool = False) -> None:
+        """Ask the role to close, without waiting for it; `for_good` refuses restarts after that."""
+        if for_good:
+            with self._changing:
+                self._closed_for_good = True
         self._life.cancel("the worker was closed")
         self._life.tell("close")
 
@@ -164,6 +171,7 @@ def _specification(name: str, factory: Factory, hang_timeout: float) -> dict[str
         "main": main,
         "sys_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
         "heartbeat": hang_timeout / 6,
+        "parent": os.getpid(),
         "log_levels": levels,
     }
 
@@ -176,6 +184,11 @@ class _Call:
         self.parcels: list[Parcel] = []
         self.reply: Message | None = None
         self.done = threading.Event()
+
+    def keep_parcels(self) -> None:
+        """Nobody will tell which parcels are still in use: let none of their memory be used again."""
+        for parcel in self.parcels:
+            parcel.keep()
 
 
 class _Life:
@@ -203,14 +216,19 @@ class _Life:
         self._ready = False
         self._given_back: deque[tuple[int, bool]] = deque()
         self._gone = threading.Event()
+        self._listener = 0
         ours, theirs = socket.socketpair()
+        their_lifeline, self._lifeline = os.pipe()
         try:
-            self.process = _spawn(theirs, environment, output)
+            self.process = _spawn([theirs.fileno(), their_lifeline], environment, output)
         except BaseException:
             ours.close()
+            os.close(self._lifeline)
             raise
         finally:
             theirs.close()
+            os.close(their_lifeline)
+        self._ended = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else -1
         self._wire = Wire(ours, pool)
         self._wire.limit(hang_timeout)
         self.tell("start", spec)
@@ -221,7 +239,7 @@ class _Life:
         """Wait until the role is made; raise what its factory raised."""
         if not self._ready:
             self._start.done.wait()
-            self._result(self._start, None, self._start.reply)
+            self._result(self._start, None)
             self._ready = True
 
     def call(self, method: str, args: tuple[Any, ...], stop: StopSignal | None, timeout: float | None) -> Any:
@@ -239,22 +257,32 @@ class _Life:
             raise
         if self.death is not None:
             call.done.set()
-        unlisten = listen(stop, lambda reason: self.cancel(reason))
+        unlisten: Callable[[], None] | None = None
         try:
+            unlisten = listen(stop, self.cancel)
             if not call.done.wait(timeout):
                 self.end(f"did not answer {method} within {timeout:g} s")
                 call.done.wait()
+            return self._result(call, stop)
+        except (KeyboardInterrupt, SystemExit):  # the call goes on, and with it its use of what it was given
+            call.keep_parcels()
+            raise
         finally:
-            unlisten()
+            if unlisten is not None:
+                unlisten()
             with self._lock:
                 self._running = None
-        return self._result(call, stop, call.reply)
 
-    def _result(self, call: _Call, stop: StopSignal | None, reply: Message | None) -> Any:
+    def _result(self, call: _Call, stop: StopSignal | None) -> Any:
+        reply, call.reply = call.reply, None
         if reply is None:
+            self._gone.wait(self._hang_timeout)
             raise WorkerDied(f"{self.name} {self.death}.")
-        fine, value, kept, _ = reply.value()
-        call.reply = None
+        try:
+            fine, value, kept, _ = reply.value()
+        except BaseException:
+            call.keep_parcels()
+            raise
         for place in kept:
             call.parcels[place].keep()
         if not fine:
@@ -280,7 +308,8 @@ class _Life:
         with self._lock:
             self.death = self.death or why
         _kill(self.process)
-        self._gone.wait()
+        if threading.get_ident() != self._listener:  # whoever is told of an event may kill
+            self._gone.wait()
 
     def wait_until_dead(self, timeout: float) -> None:
         """Wait for the process to end by itself."""
@@ -290,6 +319,7 @@ class _Life:
 
     def listen(self) -> None:
         """Take what the process says until it ends; then reap it and release whoever waits for it."""
+        self._listener = threading.get_ident()
         try:
             why = self._listen()
         except WireClosed:
@@ -306,6 +336,9 @@ class _Life:
                 self.death += f"; its last words: {said}"
             running = self._running
         self._wire.close()
+        os.close(self._lifeline)
+        if self._ended >= 0:
+            os.close(self._ended)
         self._gone.set()
         for call in (self._start, running):
             if call is not None:
@@ -314,13 +347,15 @@ class _Life:
     def _listen(self) -> str | None:
         silent = 0
         while True:
-            if not self._wire.wait_for_message(self._hang_timeout / 2):
+            if self._wire.wait_for_message(self._hang_timeout / 2, self._ended):
+                silent = 0
+                self._take(self._wire.receive())
+            elif self._has_ended(0.0):  # something that it forked keeps its end of the connection open
+                return None
+            else:
                 silent += 1
                 if silent == 2:  # twice: after this process itself was stopped, the first time says nothing
                     return f"hung: it gave no sign of life for {self._hang_timeout:g} s"
-                continue
-            silent = 0
-            self._take(self._wire.receive())
 
     def _take(self, message: Message) -> None:
         for parcel in message.parcels:
@@ -347,7 +382,19 @@ class _Life:
     def _give_back(self, region: int, reusable: bool) -> None:
         self._given_back.append((region, reusable))
 
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether the process ends within this time; it is not reaped."""
+        if self._ended < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
     def _reap(self) -> int:
+        if self._ended >= 0:
+            self._has_ended(self._hang_timeout)
+            _kill(self.process)  # before it is reaped its number is its own, so this ends what it started and left
+            return self.process.wait()
         try:
             return self.process.wait(timeout=self._hang_timeout)
         except subprocess.TimeoutExpired:
@@ -355,9 +402,8 @@ class _Life:
             return self.process.wait()
 
 
-def _spawn(connection: socket.socket, environment: dict[str, str], output: str) -> subprocess.Popen[bytes]:
-    descriptor = connection.fileno()
-    command = [sys.executable, "-c", _PROGRAM, str(descriptor), _ROOT]
+def _spawn(descriptors: list[int], environment: dict[str, str], output: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", _PROGRAM, _ROOT, *map(str, descriptors)]
     file = open(output, "ab") if output else None  # noqa: SIM115
     try:
         return subprocess.Popen(
@@ -365,7 +411,7 @@ def _spawn(connection: socket.socket, environment: dict[str, str], output: str) 
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            pass_fds=[descriptor],
+            pass_fds=descriptors,
             env={**os.environ, **environment},
             start_new_session=True,  # not in the terminal's group: Ctrl+C is for the parent
         )
@@ -386,7 +432,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _how_it_ended(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:  # most of the real-time signals have no name
+        return f"was ended by signal {-code}"
 
 
 def _last_words(output: str) -> str:

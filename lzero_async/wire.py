@@ -13,6 +13,7 @@ from lzero_async.parcels import Packed, Parcel, RegionPool, dumps, loads
 
 _HEAD: Final = struct.Struct("<QI")
 _DESCRIPTORS_AT_ONCE: Final = 64
+_FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that a role starts do not inherit them
 
 
 class WireClosed(Exception):
@@ -34,6 +35,8 @@ class Message:
 
     def close(self) -> None:
         """Close the descriptors of its parcels; those parcels cannot be opened or sent any more."""
+        for parcel in self.parcels:
+            parcel.closed()
         while self._descriptors:
             os.close(self._descriptors.pop())
 
@@ -56,13 +59,18 @@ class Wire:
         """Send a message; return the parcels in it. Raises WireClosed when nobody is there, and what pickling raises."""
         parcels: list[Parcel] = []
         body = dumps(value, None, parcels)
-        records, descriptors = [], []
-        for parcel in parcels:
-            packed, descriptor = parcel.pack(self._pool)
-            records.append((tuple(packed), parcel.meta, descriptor >= 0))
-            if descriptor >= 0:
-                descriptors.append(descriptor)
-        data = dumps((kind, number, body, records))
+        records, descriptors, regions = [], [], []
+        try:
+            for parcel in parcels:
+                packed, descriptor = parcel.pack(self._pool)
+                records.append((tuple(packed), parcel.meta, descriptor >= 0))
+                if descriptor >= 0:
+                    descriptors.append(descriptor)
+                    regions.append(packed.region)
+            data = dumps((kind, number, body, records))
+        except BaseException:
+            self._pool.not_sent(regions)
+            raise
         with self._sending:
             try:
                 while len(descriptors) > _DESCRIPTORS_AT_ONCE:
@@ -90,11 +98,15 @@ class Wire:
                 os.close(descriptor)
             raise
 
-    def wait_for_message(self, seconds: float | None) -> bool:
-        """Wait until something arrives (or the other side is gone) or the time is over; return whether something did."""
+    def wait_for_message(self, seconds: float | None, other: int = -1) -> bool:
+        """Wait until something arrives (or the other side is gone), or the descriptor `other` can be read, or the time is
+        over; return whether something arrived."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+        if other >= 0:
+            poll.register(other, select.POLLIN)
+        found = poll.poll(None if seconds is None else max(0.0, seconds) * 1000)
+        return any(descriptor != other for descriptor, _ in found)
 
     def close(self) -> None:
         """Close this end; the other one sees it."""
@@ -106,7 +118,7 @@ class Wire:
 
     def _receive_head(self, descriptors: list[int]) -> int:
         try:
-            data, found, _, _ = socket.recv_fds(self._socket, _HEAD.size, _DESCRIPTORS_AT_ONCE)
+            data, found, _, _ = socket.recv_fds(self._socket, _HEAD.size, _DESCRIPTORS_AT_ONCE, _FLAGS)
             descriptors += found
             if not data:
                 raise WireClosed("the other side has ended")

@@ -1,13 +1,15 @@
 """The program of a worker process: it builds one role and serves its calls until its parent closes it or is gone.
 
 The main thread runs the role; the link thread reads what the parent says and gives a sign of life now and then. When the
-parent is gone the link thread ends the process at once, whatever the role is doing.
+parent is gone the process ends at once, whatever the role is doing: the kernel ends it when the parent's end of the
+lifeline closes, and where it cannot, or a child of the parent keeps that end open, the link thread does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import logging
 import os
 import pickle
@@ -27,16 +29,17 @@ from lzero_async.threads import ThreadGroup
 from lzero_async.wire import Message, Wire, WireClosed
 
 
-def main(descriptor: int) -> None:
-    """Serve the parent on the other end of the socket `descriptor`."""
+def main(descriptor: int, lifeline: int) -> None:
+    """Serve the parent on the other end of the socket `descriptor`; it never writes to the pipe `lifeline`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the parent, which then ends its workers in order
+    _die_with(lifeline)
     faulthandler.enable()
     pool = RegionPool()
     wire = Wire(socket.socket(fileno=descriptor), pool)
     start = wire.receive()
     spec = start.value()
     sys.path[:] = spec["sys_path"]
-    link = _Link(wire, spec["heartbeat"])
+    link = _Link(wire, spec["heartbeat"], spec["parent"])
     ThreadGroup(RealClock(), "lzero-worker").start("link", link.serve)
     _send_logs(wire, spec["log_levels"])
     role = _answer(wire, start, lambda: _build(spec, link))
@@ -46,6 +49,15 @@ def main(descriptor: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if role is not None else 1)
+
+
+def _die_with(lifeline: int) -> None:
+    """Let the kernel kill this process and what it started when the pipe's other end closes: a thread could not, while
+    the role is in a C function that holds the interpreter's lock."""
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _serve(role: Any, link: _Link, wire: Wire, pool: RegionPool) -> None:
@@ -108,10 +120,11 @@ def _build(spec: dict[str, Any], link: _Link) -> Any:
 class _Link:
     """What the parent says: calls in a queue for the main thread, stops of calls at once."""
 
-    def __init__(self, wire: Wire, heartbeat: float) -> None:
+    def __init__(self, wire: Wire, heartbeat: float, parent: int) -> None:
         self.calls: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._wire = wire
         self._heartbeat = heartbeat
+        self._parent = parent
         self._lock = threading.Lock()
         self._stops: dict[int, CallStop] = {}
 
@@ -136,6 +149,8 @@ class _Link:
             due = time.monotonic() + self._heartbeat
             while True:
                 if not self._wire.wait_for_message(due - time.monotonic()):
+                    if os.getppid() != self._parent:
+                        raise WireClosed("the parent is gone, though something that it forked keeps its end open")
                     self._wire.send("beat", 0)
                     due = time.monotonic() + self._heartbeat
                     continue
@@ -167,8 +182,12 @@ class _WireHandler(logging.Handler):
         self._wire = wire
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.exc_info:
-            text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
-        with contextlib.suppress(WireClosed):
+        try:
+            text = record.getMessage()
+            if record.exc_info:
+                text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
             self._wire.send("log", 0, (record.name, record.levelno, text))
+        except WireClosed:  # nobody is there to read it
+            return
+        except Exception:  # a message that does not fit its arguments must not fail the role
+            self.handleError(record)

@@ -2,7 +2,7 @@
 
 from lzero_async.testing.clock import VirtualClock
 from lzero_async.testing.distributions import Distribution, lognormal, sample, switch
-from lzero_async.testing.fakes import FakeCollector, FakeEvaluator, FakeLearner, Interrupted
+from lzero_async.testing.fakes import FakeCollector, FakeEvaluator, FakeLearner, Interrupted, ScriptedRole
 from lzero_async.testing.sequencer import Sequencer
 from lzero_async.testing.simulate import Simulation, simulate
 from lzero_async.testing.walk import Budget, WalkFailure, WalkResult, walk
@@ -14,6 +14,7 @@ __all__ = [
     "FakeEvaluator",
     "FakeLearner",
     "Interrupted",
+    "ScriptedRole",
     "Sequencer",
     "Simulation",
     "VirtualClock",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import random
-from collections.abc import Collection, Mapping
+import textwrap
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from lzero_async.parcels import Parcel
 from lzero_async.testing.distributions import Distribution, sample
 from lzero_async.types import Batch, Clock, CollectContext, EvalContext
 
@@ -109,3 +112,21 @@ class FakeEvaluator(_FakeStage):
             raise AssertionError("the snapshot changed under the evaluation")
         self.seen.append((context.version, after))
         return float(context.version)
+
+
+# -- roles for backends: no clock, no numpy, fast to start -----------------------------------------------------------------
+
+
+class ScriptedRole:
+    """A role that runs whatever source text it is given, for tests of what a role may do to its worker."""
+
+    def __init__(self, emit: Callable[[Any], None]) -> None:
+        self.names: dict[str, Any] = {"emit": emit, "Parcel": Parcel, "PickleBuffer": pickle.PickleBuffer, "role": self}
+
+    def do(self, source: str, *args: Any, stop: Any = None) -> Any:
+        """Run the text with `args` and `stop`; return what it calls `result`. Names live on until the next call."""
+        self.names.update(args=args, stop=stop, result=None)
+        exec(textwrap.dedent(source), self.names)
+        result = self.names.pop("result")
+        self.names.update(args=None, stop=None)
+        return result
