@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from zoo.jericho.priorzero.game_files import SHIPPED_FOLDER, SHIPPED_GAME, find_
 from zoo.jericho.priorzero.game_process import GameProcess, GameProcessError
 from zoo.jericho.priorzero.game_session import GameState
 from zoo.jericho.priorzero.jericho_env import JerichoEnv, fill_slots
+from zoo.jericho.priorzero.play import Player, Style
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -143,7 +146,7 @@ def test_asking_for_statistics_does_not_come_between_a_step_and_its_answer(store
     game.reset()
     game.begin_step("look")
     assert game.statistics()["episodes"] == 1  # as of the last answer
-    assert game.end_step("look").moves == 1
+    assert game.end_step().moves == 1
     assert game.statistics()["steps"] == 1
     game.close()
     assert game.statistics()["steps"] == 1
@@ -175,6 +178,81 @@ def test_a_game_that_never_starts_is_tried_three_times(make_env, monkeypatch, ca
     with caplog.at_level(logging.WARNING), pytest.raises(GameProcessError, match="code 3"):
         env.reset()
     assert env.statistics()["process_starts"] == 3
+
+
+def test_processes_start_at_the_same_time(make_env):
+    envs = [make_env() for _ in range(2)]
+    for env in envs:
+        env.begin_reset()
+    starting = [(env._process.pid, env.waitable()) for env in envs]  # nobody has waited for an interpreter yet
+    assert all(pipe is not None for _, pipe in starting)
+    first, second = (env.end_reset() for env in envs)
+    assert first["observation"] == second["observation"]
+    assert [env._process.pid for env in envs] == [pid for pid, _ in starting]
+
+
+def test_a_start_that_fails_is_the_answer_to_the_first_request(store):
+    process = GameProcess(find_game(SHIPPED_GAME), store_path=store, wait=False, no_such_option=1)
+    process.begin_reset()
+    with pytest.raises(GameProcessError, match="no_such_option"):
+        process.end_reset()
+    process.close()
+
+
+def test_begin_reset_tries_once_and_the_next_has_a_fresh_process(make_env, monkeypatch):
+    env = make_env()
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.jericho.priorzero.game_process._CODE", "raise SystemExit(3)")
+        env.begin_reset()
+        with pytest.raises(GameProcessError, match="code 3"):
+            env.end_reset()
+    assert env.statistics()["process_starts"] == 1
+    env.begin_reset()
+    assert env.end_reset()["timestep"] == 0
+
+
+def test_what_to_wait_on_is_readable_when_the_answer_is_there(make_env):
+    env = make_env()
+    assert env.waitable() is None
+    obs = env.reset()
+    env.begin_step(0)
+    env.begin_reset()  # and the answer to the step, which nobody fetches, is not taken for this one's
+    while (pipe := env.waitable()) is not None:
+        assert wait([pipe], 60)
+    assert env.end_reset()["observation"] == obs["observation"]
+
+
+def test_the_watchdog_s_time_runs_from_the_beginning_of_a_step(make_env):
+    env = make_env(step_timeout=0.5)
+    env.reset()
+    os.kill(env._process.pid, signal.SIGSTOP)
+    before = time.monotonic()
+    env.begin_step(0)
+    assert before + 0.5 <= env.deadline <= time.monotonic() + 0.5
+    pipe = env.waitable()
+    assert pipe is not None and not wait([pipe], max(0.0, env.deadline - time.monotonic()))
+    assert env.waitable() is None
+    end = env.end_step()
+    assert end.done and end.info["abnormal"] and "did not answer within 0.5 s" in end.info["failure"]
+
+
+def test_a_game_that_hangs_does_not_hold_another_back(make_env):
+    """The first game stands still from its first step until the second has ended."""
+    envs = [make_env(max_steps=5) for _ in range(2)]
+    steps = 0
+
+    def stepped(count: int) -> None:
+        nonlocal steps
+        if not steps:
+            os.kill(envs[0]._process.pid, signal.SIGSTOP)
+        steps += count
+        if envs[1]._steps == 5:
+            os.kill(envs[0]._process.pid, signal.SIGCONT)
+
+    player = Player(envs, None, None, None, asynchronous=True)
+    played = player.play(2, np.random.default_rng(0), Style(mode="random"), on_step=stepped)
+    assert [len(episode) for episode in played] == [5, 5] and steps == 10
+    assert not any(episode.info["abnormal"] for episode in played)
 
 
 def test_warnings_of_the_game_process_are_logged_here(tmp_path, caplog):
@@ -256,8 +334,10 @@ class FakeProcess:
     def __init__(self, *_args, **_options):
         self.sent: list[str] = []
 
-    def reset(self, seed=None):
+    def begin_reset(self, seed=None):
         self.seed = seed
+
+    def end_reset(self):
         return GameState(
             "hello", "A room.", "You are carrying nothing.", "Room", self.actions, 0.0, 0, 0, False, False, False
         )
@@ -265,8 +345,8 @@ class FakeProcess:
     def begin_step(self, action):
         self.sent.append(action)
 
-    def end_step(self, action):
-        return self.reset()
+    def end_step(self):
+        return self.end_reset()
 
     def statistics(self):
         return {}

@@ -113,11 +113,22 @@ def test_visits_stay_within_the_mask_and_sum_to_one(learner: Learner) -> None:
     rng = np.random.default_rng(4)
     roots = [window(rng, 1, [1, 0, 1, 0, 0]), window(rng, 1, [0, 0, 0, 0, 1])]
     search = TreeSearch(learner.model, learner.cfg, max_window=1)
-    found = search.run(roots, lambda logits: logits, num_simulations=12, noise_weight=0.25, rng=rng)
+    found = search.run(roots, lambda logits: logits, num_simulations=12, noise_weight=0.25, rngs=[rng, rng])
     for root, output in zip(roots, found, strict=True):
         assert output.visits[root.mask == 0].sum() == 0
         assert output.visits.sum() == pytest.approx(1)
     assert found[1].visits[4] == 1
+
+
+def test_noise_is_drawn_from_each_root_s_own_generator(learner: Learner) -> None:
+    roots = [window(np.random.default_rng(4), 1, mask) for mask in ([1, 0, 1, 0, 0], [1, 1, 1, 0, 1])]
+    search = TreeSearch(learner.model, learner.cfg, max_window=1)
+    rngs = [np.random.default_rng(number) for number in (1, 2)]
+    search.run(roots, lambda logits: logits, num_simulations=2, noise_weight=0.25, rngs=rngs)
+    for number, legal, rng in zip((1, 2), (2, 4), rngs, strict=True):
+        expected = np.random.default_rng(number)
+        expected.dirichlet([learner.cfg.root_dirichlet_alpha] * legal)
+        assert rng.random() == expected.random()
 
 
 def test_the_root_policy_steers_the_search(learner: Learner) -> None:

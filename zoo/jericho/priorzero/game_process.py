@@ -30,6 +30,7 @@ from zoo.jericho.priorzero.game_process import child_main
 child_main(int(sys.argv[1]))
 """
 _GRACE = 1.0
+_START = 1  # number of the request that starts the session, always the first
 
 
 class GameProcessError(RuntimeError):
@@ -41,7 +42,8 @@ class GameProcess:
 
     A call that takes longer than `timeout` seconds (`start_timeout` for the first, which starts the interpreter) or finds
     the process dead ends the process and raises GameProcessError; so does every later call. The process ends with
-    `close()`, with this object, and with the process that made it.
+    `close()`, with this object, and with the process that made it. With `wait=False` the constructor leaves the start under
+    way, so that several processes start at once; a start that fails is the answer to the next request.
     """
 
     def __init__(
@@ -52,12 +54,18 @@ class GameProcess:
         timeout: float = 20.0,
         start_timeout: float = 30.0,
         store_path: str = "",
+        wait: bool = True,
         **session_options: Any,
     ) -> None:
-        self._timeout = timeout
+        self._timeout, self._start_timeout = timeout, start_timeout
         self._label = game.label
         self._lock = threading.Lock()
         self._number = 0  # of the last request; an answer that nobody fetched is recognised by its older number
+        self._request: tuple[str, tuple[Any, ...]] = ("", ())
+        self._answer: Any = None  # to the last request
+        self._starting = True
+        self.deadline = time.monotonic() + start_timeout
+        """Monotonic time at which the watchdog ends a process that has not answered."""
         self._statistics: dict[str, float] = {}
         ours, theirs = Pipe()
         # Not a pipe, which would block the game when full; it lives as long as the process.
@@ -77,7 +85,9 @@ class GameProcess:
             theirs.close()
         self._connection, self._errors = ours, errors
         self._finalizer = weakref.finalize(self, _end, self._process, ours, errors)
-        self._call("start", game, seed, {"store_path": store_path, **session_options}, timeout=start_timeout)
+        self._begin("start", game, seed, {"store_path": store_path, **session_options})
+        if wait:
+            self._fetch()
 
     @property
     def pid(self) -> int:
@@ -97,16 +107,32 @@ class GameProcess:
         """Send one command; see `GameSession.step`."""
         return self._call("step", action)
 
+    def begin_reset(self, seed: int | None = None) -> None:
+        """Ask for a new game without waiting; `end_reset` fetches the answer."""
+        self._begin("reset", seed)
+
+    def end_reset(self) -> GameState:
+        """The answer to `begin_reset`; the watchdog's time runs from there."""
+        return self._fetch()
+
     def begin_step(self, action: str) -> None:
         """Send one command without waiting, so that several games think at once; `end_step` fetches the answer."""
-        with self._lock:
-            self._send("step", (action,))
+        self._begin("step", action)
 
-    def end_step(self, action: str) -> GameState:
-        """The answer to `begin_step(action)`; the watchdog's time runs from here."""
+    def end_step(self) -> GameState:
+        """The answer to `begin_step`; the watchdog's time runs from there."""
+        return self._fetch()
+
+    def waitable(self) -> Connection | None:
+        """What to wait on until what was begun can be ended without waiting, at most to `deadline`; None when it can now."""
         with self._lock:
-            answer = self._receive("step", (action,), self._timeout)
-        return self._value(answer)
+            try:
+                while self._answer is None and self._connection.poll():
+                    self._read()
+            except (EOFError, OSError):
+                return None  # and the end says what happened
+            overdue = time.monotonic() >= self.deadline
+            return None if self._answer is not None or overdue else self._connection
 
     def statistics(self) -> dict[str, float]:
         """Counts of the session as of its last answer (see `GameSession.statistics`); never waits for the game."""
@@ -116,34 +142,54 @@ class GameProcess:
         """End the process; harmless when it has ended already."""
         self._finalizer()
 
-    def _call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self._begin(method, *arguments)
+        return self._fetch()
+
+    def _begin(self, method: str, *arguments: Any) -> None:
         with self._lock:
-            self._send(method, arguments)
-            answer = self._receive(method, arguments, self._timeout if timeout is None else timeout)
+            self._check_alive()
+            self._number += 1
+            self._request, self._answer = (method, arguments), None
+            if not self._starting:
+                self.deadline = time.monotonic() + self._timeout
+            try:
+                self._connection.send((self._number, method, arguments))
+            except (EOFError, OSError) as error:
+                raise self._failure(f"died at {self._shown()}") from error
+
+    def _fetch(self) -> Any:
+        with self._lock:
+            self._check_alive()
+            try:
+                while self._answer is None:
+                    if not self._connection.poll(max(0.0, self.deadline - time.monotonic())):
+                        limit = self._start_timeout if self._starting else self._timeout
+                        raise self._failure(f"did not answer within {limit:g} s to {self._shown()}")
+                    self._read()
+            except (EOFError, OSError) as error:
+                raise self._failure(f"died at {self._shown()}") from error
+            answer, self._answer = self._answer, None
         return self._value(answer)
 
-    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
-        if not self._finalizer.alive:
-            raise GameProcessError(f"the process of {self._label} has ended")
-        self._number += 1
-        try:
-            self._connection.send((self._number, method, arguments))
-        except (EOFError, OSError) as error:
-            raise self._failure(f"died at {_shown(method, arguments)}") from error
+    def _read(self) -> None:
+        """Read one answer; keep it if it is that of the last request, or a failed start, which answers all of them."""
+        number, answer, self._statistics = self._connection.recv()
+        if number == _START:
+            self._starting = False
+            self.deadline = time.monotonic() + self._timeout  # of a request that waited for the start
+        if number == self._number or (number == _START and answer[0] == "error"):
+            self._answer = answer
+        elif number == _START:
+            self._value(answer)
 
-    def _receive(self, method: str, arguments: tuple[Any, ...], limit: float) -> Any:
+    def _check_alive(self) -> None:
         if not self._finalizer.alive:
             raise GameProcessError(f"the process of {self._label} has ended")
-        deadline = time.monotonic() + limit
-        try:
-            while True:
-                if not self._connection.poll(max(0.0, deadline - time.monotonic())):
-                    raise self._failure(f"did not answer within {limit:g} s to {_shown(method, arguments)}")
-                number, answer, self._statistics = self._connection.recv()
-                if number == self._number:
-                    return answer
-        except (EOFError, OSError) as error:
-            raise self._failure(f"died at {_shown(method, arguments)}") from error
+
+    def _shown(self) -> str:
+        method, arguments = ("start", ()) if self._starting else self._request
+        return f"{method} {arguments[0]!r}" if method == "step" else method
 
     def _value(self, answer: Any) -> Any:
         outcome, value, records = answer
@@ -239,7 +285,3 @@ def _tail(errors: Any, most: int = 400) -> str:
     errors.seek(0, os.SEEK_END)
     errors.seek(max(0, errors.tell() - most))
     return errors.read().decode(errors="replace").strip()
-
-
-def _shown(method: str, arguments: tuple) -> str:
-    return f"{method} {arguments[0]!r}" if method == "step" else method

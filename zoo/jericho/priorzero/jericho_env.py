@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
 import gym
@@ -97,11 +99,34 @@ class JerichoEnv(BaseEnv):
         self._dice = random.Random(self._seed) if dynamic_seed else None
 
     def reset(self, seed: int | None = None) -> dict[str, Any]:
-        """Begin an episode, in a fresh process if the last one is gone; a seed given here holds from now on."""
-        if seed is not None:
-            self.seed(seed)
-        used = self._dice.randrange(1, 2**31 - 1) if self._dice else self._seed
-        self._state = self._restart(used)
+        """Begin an episode, in a fresh process if the last one is gone; a seed given here holds from now on.
+
+        A game that cannot be started is tried three times; then GameProcessError.
+        """
+        used = self._seed_of_episode(seed)
+        for attempt in range(1, _START_ATTEMPTS):
+            self._begin_reset(used)
+            try:
+                return self.end_reset()
+            except GameProcessError as error:
+                _logger.warning("the game could not be started (attempt %d of %d): %s", attempt, _START_ATTEMPTS, error)
+        self._begin_reset(used)
+        return self.end_reset()
+
+    def begin_reset(self, seed: int | None = None) -> None:
+        """Begin an episode without waiting for the game, so that several environments start at once; `end_reset` follows."""
+        self._begin_reset(self._seed_of_episode(seed))
+
+    def end_reset(self) -> dict[str, Any]:
+        """The first observation after `begin_reset`; GameProcessError when the game could not be started, this one time."""
+        try:
+            if self._failed is not None:
+                raise self._failed
+            assert self._process is not None
+            self._state = self._process.end_reset()
+        except Exception:
+            self._drop_process()
+            raise
         self._steps, self._return, self._done = 0, 0.0, False
         return self._observe()
 
@@ -125,16 +150,16 @@ class JerichoEnv(BaseEnv):
     def end_step(self) -> BaseEnvTimestep:
         """What became of `begin_step`."""
         assert self._state is not None and self._process is not None
-        abnormal = False
+        abnormal, failure = False, {}
         try:
             if self._failed is not None:
                 raise self._failed
-            self._state = self._process.end_step(self._command)
+            self._state = self._process.end_step()
         except GameProcessError as error:
             _logger.warning("episode ended after %d steps: %s", self._steps, error)
             self._drop_process()
             self._counts["abnormal_ends"] += 1
-            abnormal = True
+            abnormal, failure = True, {"failure": str(error)}
             self._state = replace(self._state, reward=0.0, done=True)
         self._steps += 1
         self._return += self._state.reward
@@ -145,10 +170,20 @@ class JerichoEnv(BaseEnv):
             "abnormal": abnormal,
             "timeout": timeout,
             "score": self._state.score,
+            **failure,
         }
         if self._done:
             info |= self._result()
         return BaseEnvTimestep(self._observe(), self._state.reward, self._done, info)
+
+    def waitable(self) -> Connection | None:
+        """What to wait on, at most to `deadline`, until what was begun can be ended without waiting; None when it can now."""
+        return None if self._failed is not None or self._process is None else self._process.waitable()
+
+    @property
+    def deadline(self) -> float:
+        """Monotonic time at which the watchdog ends a game that has not answered; then nothing has to be waited for."""
+        return math.inf if self._process is None else self._process.deadline
 
     def close(self) -> None:
         """End the game's process."""
@@ -214,20 +249,21 @@ class JerichoEnv(BaseEnv):
             raise ValueError(f"slot {slot} holds no action; there are {len(self._actions)} (see action_mask)")
         return self._actions[slot]
 
-    def _restart(self, seed: int | None) -> GameState:
-        for attempt in range(1, _START_ATTEMPTS + 1):
-            try:
-                if self._process is None or not self._process.alive:
-                    self._drop_process()
-                    self._counts["process_starts"] += 1
-                    self._process = GameProcess(self._game, seed, **self._process_options)
-                return self._process.reset(seed)
-            except GameProcessError as error:
+    def _seed_of_episode(self, seed: int | None) -> int | None:
+        if seed is not None:
+            self.seed(seed)
+        return self._dice.randrange(1, 2**31 - 1) if self._dice else self._seed
+
+    def _begin_reset(self, seed: int | None) -> None:
+        self._done, self._failed = True, None
+        try:
+            if self._process is None or not self._process.alive:
                 self._drop_process()
-                if attempt == _START_ATTEMPTS:
-                    raise
-                _logger.warning("the game could not be started (attempt %d of %d): %s", attempt, _START_ATTEMPTS, error)
-        raise AssertionError("unreachable")
+                self._counts["process_starts"] += 1
+                self._process = GameProcess(self._game, seed, wait=False, **self._process_options)
+            self._process.begin_reset(seed)
+        except GameProcessError as error:
+            self._failed = error
 
     def _drop_process(self) -> None:
         process, self._process = self._process, None

@@ -1,23 +1,29 @@
 """Playing episodes: several games step together, so that encoder, language model and search work on batches.
 
 A collect plays whole episodes with one version of the weights, and every random choice comes from a generator that the
-caller seeds: nothing of an episode survives the call, so a run can stop and resume between any two of them.
+caller seeds: nothing of an episode survives the call, so a run can stop and resume between any two of them. Each episode
+draws from its own generator, so that its draws do not depend on the games beside it; `readiness` says when a game goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.prior import LLMPrior, PriorRequest
 from zoo.jericho.priorzero.prompts import Turn
+from zoo.jericho.priorzero.readiness import AllEnvironmentsFailed, Roster, Rounds, Thinker, Window
 from zoo.jericho.priorzero.root_policy import mix_root_policies
 from zoo.jericho.priorzero.search import RootInput, TreeSearch
 from zoo.jericho.priorzero.text_encoder import TextEncoder
 from zoo.jericho.priorzero.tree_seed import seed_tree
+
+__all__ = ["MODES", "AllEnvironmentsFailed", "Episode", "Player", "Style", "observation_parts", "parts_of"]
 
 MODES = ("prior", "world_model", "llm", "random")
 
@@ -54,7 +60,13 @@ class Style:
 
 
 class Player:
-    """A set of environments and what is needed to act in them. Not for several threads at once."""
+    """A set of environments and what is needed to act in them. Not for several threads at once.
+
+    All games take their steps together, exactly repeatably; or, when `asynchronous`, no game waits for a slow one: those that
+    are ready act together, at most `max_batch` of them (0: all), the first after at most `max_wait_ms` milliseconds, and
+    what the prior does not know is asked for in the background. An environment that fails `max_abnormal` times in a row is
+    not used any more.
+    """
 
     def __init__(
         self,
@@ -68,11 +80,31 @@ class Player:
         weighting: str = "fixed",
         observation: str = "state",
         history_length: int = 0,
+        asynchronous: bool = False,
+        max_batch: int = 0,
+        max_wait_ms: float = 2.0,
+        max_abnormal: int = 3,
     ) -> None:
+        if max_batch < 0:
+            raise ConfigError(f"max_batch is {max_batch}, but must be 0 (all games) or more")
+        if not 0 <= max_wait_ms < math.inf:
+            raise ConfigError(f"max_wait_ms is {max_wait_ms}, but must be a finite number of milliseconds, 0 or more")
+        if max_abnormal < 1:
+            raise ConfigError(f"max_abnormal is {max_abnormal}, but must be 1 or more")
         self.envs, self.encoder, self.search, self.prior = list(envs), encoder, search, prior
         self._mixing = {"llm_weight": llm_weight, "weighting": weighting}
         self._root_policy, self._observation, self._history_length = root_policy, observation, history_length
-        self._window = search.max_window if search is not None else 1
+        self._past = search.max_window if search is not None else 1
+        self._roster = Roster(self.envs, max_abnormal)
+        self._window = (
+            Window(max_batch or len(self.envs), max_wait_ms / 1e3) if asynchronous else Window(len(self.envs))
+        )
+        self._thinker = Thinker(prior) if asynchronous and prior is not None else None
+
+    @property
+    def isolated(self) -> int:
+        """How many environments are not used any more because they failed too often in a row."""
+        return len(self.envs) - len(self._roster.usable)
 
     def play(
         self,
@@ -86,46 +118,35 @@ class Player:
         """Play this many episodes and return them in the order of their start; when `should_stop` says so, only those that
         have ended by then.
 
-        `on_step` is told after each round how many steps it took.
+        `on_step` is told how many steps were just taken. Raises AllEnvironmentsFailed when no environment is left to play.
         """
         seed_tree(int(rng.integers(2**31)))
-        seeds = iter(rng.integers(1, 2**31 - 1, size=episodes).tolist())
-        finished: dict[int, Episode] = {}
-        numbers = iter(range(episodes))
-        games = [game for env in self.envs if (game := self._start(env, numbers, seeds)) is not None]
-        while games and not should_stop():
-            self._move(games, rng, style)
-            if on_step is not None:
-                on_step(len(games))
-            still: list[_Game] = []
-            for game in games:
-                if not game.done:
-                    still.append(game)
-                    continue
-                finished[game.number] = game.episode()
-                following = self._start(game.env, numbers, seeds)
-                still += [following] if following is not None else []
-            games = still
-        return [finished[number] for number in sorted(finished)]
+        seeds = rng.integers(1, 2**31 - 1, size=episodes).tolist()
+        streams = rng.integers(2**63, size=(episodes, 2)).tolist()
+        games = [
+            OpenGame(number, seed, np.random.default_rng(stream), self._history_length)
+            for number, (seed, stream) in enumerate(zip(seeds, streams, strict=True))
+        ]
+        rounds = Rounds(games, self._roster, lambda hand: self._act(hand, style), self._window, self._thinker, on_step)
+        try:
+            ended = rounds.run(should_stop)
+        finally:
+            if self._thinker is not None:
+                self._thinker.forget()
+        self._look(ended)
+        return [game.episode() for game in sorted(ended, key=lambda game: game.number)]
 
-    def _start(self, env: Any, numbers: Iterator[int], seeds: Iterator[int]) -> _Game | None:
-        number = next(numbers, None)
-        if number is None:
-            return None
-        env.seed(next(seeds))
-        return _Game(number, env, env.reset(), self._history_length)
-
-    def _move(self, games: list[_Game], rng: np.random.Generator, style: Style) -> None:
-        """One step of every game."""
+    def _act(self, games: list[OpenGame], style: Style) -> list[OpenGame]:
+        """Choose the next action of each game; those whose prior has to be waited for get none and are not returned."""
         self._look(games)
-        choices = self._decide(games, rng, style)
-        for game, (action, _, _, _) in zip(games, choices, strict=True):
-            game.env.begin_step(action)
-        for game, (action, visits, value, predicted) in zip(games, choices, strict=True):
-            game.record(action, visits, value, predicted, game.env.end_step())
-        self._look([game for game in games if game.done])
+        if self._needs_prior(style.mode):
+            games = self._with_prior(games)
+        if games:
+            for game, choice in zip(games, self._decide(games, style), strict=True):
+                game.choose(*choice)
+        return games
 
-    def _look(self, games: list[_Game]) -> None:
+    def _look(self, games: list[OpenGame]) -> None:
         """Encode the present observation of each game, once."""
         games = [game for game in games if len(game.vectors) == len(game.actions)]
         if not games:
@@ -137,62 +158,82 @@ class Player:
         for game, vector in zip(games, vectors, strict=True):
             game.vectors.append(vector)
 
-    def _decide(
-        self, games: list[_Game], rng: np.random.Generator, style: Style
-    ) -> list[tuple[int, np.ndarray, float, float]]:
+    def _needs_prior(self, mode: str) -> bool:
+        return mode == "llm" or (mode == "prior" and self._root_policy != "wm_logits")
+
+    def _with_prior(self, games: list[OpenGame]) -> list[OpenGame]:
+        """The games whose prior is known now: all of them, or what the background is not asked for."""
+        assert self.prior is not None
+        unknown = [(game, game.request()) for game in games if game.prior is None]
+        if self._thinker is None:
+            for (game, _), prior in zip(unknown, self.prior([request for _, request in unknown]), strict=True):
+                game.prior = prior
+            return games
+        recall = getattr(self.prior, "recall", lambda _: None)
+        for game, request in unknown:
+            game.prior = recall(request)
+        self._thinker.ask([(game, request) for game, request in unknown if game.prior is None])
+        return [game for game in games if game.prior is not None]
+
+    def _decide(self, games: list[OpenGame], style: Style) -> list[tuple[int, np.ndarray, float, float]]:
         """Slot, visit distribution, root value and predicted value for each game."""
         masks = [game.masks[-1] for game in games]
         if style.mode == "random":
             uniform = [mask.astype(np.float32) / mask.sum() for mask in masks]
-            return [(int(rng.choice(len(row), p=row)), row, 0.0, 0.0) for row in uniform]
-        llm = self._ask_prior(games) if self._needs_prior(style.mode) else None
+            return [
+                (int(game.rng.choice(len(row), p=row)), row, 0.0, 0.0) for game, row in zip(games, uniform, strict=True)
+            ]
         if style.mode == "llm":
-            assert llm is not None
-            rows = [_spread(log_probs, len(mask)) for log_probs, mask in zip(llm, masks, strict=True)]
-            return [(_choose(row, style, rng, mask), row, 0.0, 0.0) for row, mask in zip(rows, masks, strict=True)]
+            rows = [_spread(game.prior, len(mask)) for game, mask in zip(games, masks, strict=True)]
+            return [
+                (_choose(row, style, game.rng, mask), row, 0.0, 0.0)
+                for game, row, mask in zip(games, rows, masks, strict=True)
+            ]
         assert self.search is not None
-        mode = "wm_logits" if llm is None else self._root_policy
+        llm = [game.prior for game in games]
+        mode = self._root_policy if self._needs_prior(style.mode) else "wm_logits"
 
         def policy(logits: np.ndarray) -> np.ndarray:
-            return mix_root_policies(llm or [None] * len(games), logits, np.stack(masks), mode=mode, **self._mixing)
+            return mix_root_policies(llm, logits, np.stack(masks), mode=mode, **self._mixing)
 
         outputs = self.search.run(
-            [game.root(self._window) for game in games],
+            [game.root(self._past) for game in games],
             policy,
             num_simulations=style.num_simulations,
             noise_weight=style.noise_weight,
-            rng=rng,
+            rngs=[game.rng for game in games],
         )
         return [
-            (_choose(found.visits, style, rng, mask, game.unrewarded), found.visits, found.value, found.predicted_value)
+            (
+                _choose(found.visits, style, game.rng, mask, game.unrewarded),
+                found.visits,
+                found.value,
+                found.predicted_value,
+            )
             for found, mask, game in zip(outputs, masks, games, strict=True)
         ]
 
-    def _needs_prior(self, mode: str) -> bool:
-        return mode == "llm" or (mode == "prior" and self._root_policy != "wm_logits")
-
-    def _ask_prior(self, games: list[_Game]) -> list[np.ndarray]:
-        assert self.prior is not None
-        return self.prior(
-            [
-                PriorRequest(game.obs["state"], tuple(game.obs["valid_actions"]), tuple(game.history), id(game))
-                for game in games
-            ]
-        )
-
     def close(self) -> None:
-        """End the games' processes."""
+        """End the prior's thread and the games' processes."""
+        if self._thinker is not None:
+            self._thinker.close()
         for env in self.envs:
             env.close()
 
 
-class _Game:
-    """One episode under way."""
+class OpenGame:
+    """One episode that waits to be played or is under way."""
 
-    def __init__(self, number: int, env: Any, obs: dict[str, Any], history_length: int) -> None:
-        self.number, self.env, self.obs = number, env, obs
+    env: Any
+    obs: dict[str, Any]
+    action: int  # the chosen one, until its step is recorded
+
+    def __init__(self, number: int, seed: int, rng: np.random.Generator, history_length: int) -> None:
+        self.number, self.seed, self.rng = number, seed, rng
+        self.since = 0.0  # monotonic time since when it waits to be acted on
+        self.prior: np.ndarray | None = None  # of the present state, once known
         self.vectors: list[np.ndarray] = []
-        self.masks: list[np.ndarray] = [obs["action_mask"]]
+        self.masks: list[np.ndarray] = []
         self.actions: list[int] = []
         self.rewards: list[float] = []
         self.visits: list[np.ndarray] = []
@@ -205,21 +246,43 @@ class _Game:
         self.done = False
         self.info: dict[str, Any] = {}
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a first observation."""
+        return bool(self.masks)
+
+    @property
+    def failure(self) -> str | None:
+        """What ended the episode abnormally; None when nothing did."""
+        return str(self.info.get("failure", "its episode ended abnormally")) if self.info.get("abnormal") else None
+
+    def begin(self, obs: dict[str, Any]) -> None:
+        self.obs = obs
+        self.masks.append(obs["action_mask"])
+
+    def request(self) -> PriorRequest:
+        return PriorRequest(self.obs["state"], tuple(self.obs["valid_actions"]), tuple(self.history), id(self))
+
     def root(self, window: int) -> RootInput:
         size = min(window, len(self.vectors))
         return RootInput(np.stack(self.vectors[-size:]), self.actions[len(self.actions) - size + 1 :], self.masks[-1])
 
-    def record(self, action: int, visits: np.ndarray, value: float, predicted: float, timestep: Any) -> None:
-        command = self.obs["valid_actions"][action]
+    def choose(self, action: int, visits: np.ndarray, value: float, predicted: float) -> None:
+        self.action = int(action)
+        self.visits.append(visits)
+        self.values.append(value)
+        self.predicted.append(predicted)
+
+    def record(self, timestep: Any) -> None:
+        """What became of the chosen action."""
+        command = self.obs["valid_actions"][self.action]
         self.commands.append(command)
         if self.keeps_history:
             self.history.append(Turn(self.obs["state"].response, command, float(timestep.reward)))
         self.unrewarded = 0 if timestep.reward > 0 else self.unrewarded + 1
-        self.actions.append(int(action))
+        self.actions.append(self.action)
         self.rewards.append(float(timestep.reward))
-        self.visits.append(visits)
-        self.values.append(value)
-        self.predicted.append(predicted)
+        self.prior = None
         self.obs, self.done, self.info = timestep.obs, bool(timestep.done), dict(timestep.info)
         self.masks.append(self.obs["action_mask"])
 

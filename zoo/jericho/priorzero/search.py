@@ -63,11 +63,12 @@ class TreeSearch:
         *,
         num_simulations: int,
         noise_weight: float = 0.0,
-        rng: np.random.Generator | None = None,
+        rngs: Sequence[np.random.Generator] | None = None,
     ) -> list[RootOutput]:
         """Search each root; `root_policy(logits)` turns the world model's root logits [games, slots] into the tree's.
 
-        Dirichlet noise is mixed into the roots with `noise_weight`, drawn from `rng`.
+        Dirichlet noise is mixed into the roots with `noise_weight`, each drawn from its own generator of `rngs`, so that it
+        does not depend on which roots are searched together.
         """
         from lzero.mcts.ctree.ctree_muzero import mz_tree
 
@@ -80,8 +81,9 @@ class TreeSearch:
         tree_logits = np.asarray(root_policy(logits), dtype=np.float32)
         legal = [np.flatnonzero(root.mask).tolist() for root in roots]
         tree, to_play = self._tree.roots(games, legal), [-1] * games
-        if noise_weight > 0 and rng is not None:
-            noises = [rng.dirichlet([self.cfg.root_dirichlet_alpha] * len(row)).tolist() for row in legal]
+        if noise_weight > 0 and rngs is not None:
+            alpha = self.cfg.root_dirichlet_alpha
+            noises = [rng.dirichlet([alpha] * len(row)).tolist() for rng, row in zip(rngs, legal, strict=True)]
             tree.prepare(noise_weight, noises, [0.0] * games, tree_logits.tolist(), to_play)
         else:
             tree.prepare_no_noise([0.0] * games, tree_logits.tolist(), to_play)
