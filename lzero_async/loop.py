@@ -269,7 +269,8 @@ class _Run:
         """A collector failed too often: go on without it if another one is left; return whether one is."""
         shell, coordinator = self.shell, self.coordinator
         with shell.lock:
-            if coordinator.on_failure != "restart" or shell.is_set() or self.collectors_left <= 1:
+            hopeless = isinstance(error, ConfigError) or self.collectors_left <= 1
+            if coordinator.on_failure != "restart" or shell.is_set() or hopeless:
                 return False
             self.collectors_left -= 1
             shell.recorder.sums["retired"] += 1
@@ -285,6 +286,8 @@ class _Run:
             return 0
         except Exception as error:
             if getattr(error, "origin", None) is shell:
+                raise
+            if isinstance(error, ConfigError):  # what cannot be used does not become usable
                 raise
             if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts or shell.is_set():
                 raise

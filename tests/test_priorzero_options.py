@@ -10,7 +10,16 @@ import pytest
 from lzero_async.config import auto_degree
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero import priorzero_config
-from zoo.jericho.priorzero.options import RULES, build_options, check_options, steps_per_collect
+from zoo.jericho.priorzero.options import (
+    RULES,
+    backend_of,
+    build_options,
+    check_options,
+    device_of,
+    plays_asynchronously,
+    steps_per_collect,
+    threads_per_role,
+)
 from zoo.jericho.priorzero.priorzero_entry import FLAGS, main, parse_arguments
 
 
@@ -78,7 +87,13 @@ def test_later_layers_win() -> None:
         ("policy_config.batch_size=many", ["batch_size", "many", "whole number"]),
         ("policy_config.discount_factor=1.5", ["discount_factor", "between 0 and 1"]),
         ("policy_config.learning_rate=0", ["learning_rate", "above 0"]),
-        ("policy_config.device=tpu", ["auto, cpu, cuda"]),
+        ("policy_config.device=cpu", ["learner_device"]),
+        ("policy_config.learner_device=tpu", ["learner_device", "tpu", "cuda"]),
+        ("policy_config.collector_devices=cuda:0,gpu1", ["collector_devices", "gpu1"]),
+        ("policy_config.torch_threads=1000", ["torch_threads", "1000", "core"]),
+        ("policy_config.num_collectors=2", ["num_collectors", "degree"]),
+        ("policy_config.adaptive_degree=True", ["off_policy_degree 1"]),
+        ("policy_config.backend=inlin", ["inline, thread, process"]),
         ("llm_config.root_policy=magic", ["llm_plus_wm_logits"]),
         ("run_config.eval_modes=3", ["list of"]),
         ("run_config.eval_modes=['best']", ["prior, world_model, llm"]),
@@ -170,3 +185,36 @@ def test_the_options_of_a_saved_run_stand_in_for_the_preset() -> None:
 def test_flags_that_are_not_given_change_nothing() -> None:
     flags = parse_arguments([])
     assert all(getattr(flags, flag) is None for flag in FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend", "apart"),
+    [
+        ([], "inline", False),
+        (["policy_config.enable_async_eval=True"], "process", False),
+        (["policy_config.off_policy_degree=2"], "process", True),
+        (["policy_config.off_policy_degree=-1"], "process", True),
+        (["policy_config.off_policy_degree=2", "policy_config.backend=thread"], "thread", True),
+        (["policy_config.off_policy_degree=2", "env_config.env_asynchrony=off"], "process", False),
+        (["policy_config.backend=process"], "process", False),
+        (["env_config.env_asynchrony=on"], "inline", True),
+    ],
+)
+def test_where_roles_live_and_whether_games_go_apart(settings: list[str], backend: str, apart: bool) -> None:
+    options = build_options(assignments=settings)
+    assert (backend_of(options), plays_asynchronously(options)) == (backend, apart)
+
+
+def test_roles_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    own_choice = ["policy_config.torch_threads=0"]
+    assert threads_per_role(build_options(assignments=own_choice)) == 8
+    three = [*own_choice, "policy_config.off_policy_degree=4", "policy_config.num_collectors=3"]
+    assert threads_per_role(build_options(assignments=three)) == 2
+    with pytest.raises(ConfigError, match="each may use 2"):
+        build_options(assignments=[*three[1:], "policy_config.torch_threads=3"])
+
+
+def test_roles_take_devices_in_turn() -> None:
+    assert [device_of("cuda:0,cuda:1", number) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert device_of("auto", 5) == "auto"

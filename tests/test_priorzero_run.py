@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lzero_async import Parcel
 from lzero_async.errors import ConfigError
 from tests.test_priorzero_engine import write_model
 from zoo.jericho.priorzero import checkpoint
@@ -50,8 +51,9 @@ def arguments(llm: str, folder: Path, *more: str) -> list[str]:
 
 def metrics(folder: Path) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("learner/updates_per_second", "collector/steps_per_second")
-    return [{key: value for key, value in row.items() if key not in timed} for row in rows]
+    # times, a process number, and a ticket's number: a collect that was broken off has had one
+    other = ("learner/updates_per_second", "collector/steps_per_second", "batch/source", "batch/id")
+    return [{key: value for key, value in row.items() if key not in other} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -171,11 +173,11 @@ def test_a_checkpoint_holds_the_batches_that_its_gate_counts(llm: str, tmp_path:
     agent = PriorZero(build_options(assignments=settings), find_game(SHIPPED_GAME), tmp_path)
     whole = agent.coordinator.state_dict
     try:
-        agent.coordinator.run_collect(lambda: Collected([], 0.0))
+        agent.coordinator.run_collect(lambda: Parcel(Collected([], 0.0)))
 
         def committing(**words: bool) -> dict:
             state = whole(**words)
-            agent.coordinator.run_collect(lambda: Collected([], 0.0))
+            agent.coordinator.run_collect(lambda: Parcel(Collected([], 0.0)))
             return state
 
         agent.coordinator.state_dict = committing  # type: ignore[method-assign]
@@ -222,18 +224,19 @@ def test_a_background_evaluation_that_is_due_at_the_end_is_finished(llm: str, tm
 
 
 def test_ctrl_c_gives_a_background_evaluation_up(llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zoo.jericho.priorzero.trainer import PriorZero
+    from zoo.jericho.priorzero.players import EvaluatorRole
 
-    played = PriorZero.play_mode
+    played = EvaluatorRole._play
 
-    def interrupted_in_the_middle(agent: PriorZero, mode: str, version: int, should_stop: object = None) -> dict:
+    def interrupted_in_the_middle(role: EvaluatorRole, mode: str, version: int, should_stop: object) -> dict:
         os.kill(os.getpid(), signal.SIGINT)
         while not should_stop():
             pass
-        return played(agent, mode, version, should_stop)
+        return played(role, mode, version, should_stop)
 
-    monkeypatch.setattr(PriorZero, "play_mode", interrupted_in_the_middle)
+    monkeypatch.setattr(EvaluatorRole, "_play", interrupted_in_the_middle)
     settings = ["--async_eval", "--set", "run_config.eval_every=1", "--max_iter", "1000"]
+    settings += ["--set", "policy_config.backend=inline"]  # here, where it can be interrupted
     assert main(arguments(llm, tmp_path / "x", *settings)) == 130
     results = json.loads((tmp_path / "x" / "results.json").read_text())
     assert results["evaluations"] == []
@@ -279,7 +282,7 @@ def test_without_a_language_model_none_is_loaded(tmp_path: Path, monkeypatch: py
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a language model was asked for")
 
-    monkeypatch.setattr("zoo.jericho.priorzero.trainer.make_engine", refuse)
+    monkeypatch.setattr("zoo.jericho.priorzero.engines.make_engine", refuse)
     settings = ("llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']")
     more = [word for setting in settings for word in ("--set", setting)]
     assert main(arguments("", tmp_path / "plain", "--max_iter", "2", *more)) == 0
@@ -293,13 +296,13 @@ def test_a_game_that_dies_costs_its_episode_and_not_the_run(llm: str, tmp_path: 
     agent = PriorZero(options, find_game(SHIPPED_GAME), tmp_path)
     killed: list[int] = []
 
-    def kill_one(steps: int) -> None:
-        process = agent._collector.player.envs[0]._process
+    def kill_one(event: object) -> None:
+        process = agent.collectors[0]._home.role.player.envs[0]._process
         if not killed and process is not None:
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
 
-    agent._stepped = kill_one  # type: ignore[method-assign]
+    agent._told = agent.collectors[0]._on_event = kill_one  # type: ignore[method-assign]
     try:
         result = agent.run()
         assert killed

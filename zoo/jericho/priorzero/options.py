@@ -274,7 +274,7 @@ def backend_of(options: EasyDict) -> str:
     policy = options.policy_config
     if policy.backend != "auto":
         return str(policy.backend)
-    return "inline" if is_synchronous(options) else "process"
+    return "inline" if is_synchronous(options) and not policy.enable_async_eval else "process"
 
 
 def is_synchronous(options: EasyDict) -> bool:
@@ -291,7 +291,7 @@ def plays_asynchronously(options: EasyDict) -> bool:
 def busy_roles(options: EasyDict) -> int:
     """How many roles may compute at the same time."""
     if is_synchronous(options):
-        return 1
+        return 1 + bool(options.policy_config.enable_async_eval)
     return 1 + options.policy_config.num_collectors + bool(options.policy_config.enable_async_eval)
 
 

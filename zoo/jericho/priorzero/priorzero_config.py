@@ -67,7 +67,7 @@ policy_config = dict(
     enable_async_eval=False,
     # Collectors that play at once, each with its own games, model and language model; at most off_policy_degree are busy.
     num_collectors=1,
-    # Where the roles live: 'auto' ('inline' at degree 0, else 'process'), 'inline' (degree 0 only), 'thread' or 'process'.
+    # Where the roles live: 'auto' ('process'; at degree 0 without async eval 'inline'), 'inline', 'thread', 'process'.
     backend="auto",
     # What happens to a batch that cannot keep its bound: 'wait' (it cannot happen), 'drop' or 'allow'.
     staleness_policy="wait",

@@ -29,6 +29,7 @@ from lzero_async.errors import ConfigError, WorkerDied
 FAILED = 1
 INTERRUPTED = 130
 BAD_INPUT = 2
+LOGS, CACHE_FILE = ("run.log", "workers.log"), "cache.sqlite"
 ENDS = {"max_train": "max_iter", "stop_fn": "max_env_step"}  # the loop's names for this program's limits
 
 
@@ -217,10 +218,13 @@ def _free_folder(exp_name: str, saved: Path | None) -> Path:
 
 
 def _is_free(folder: Path) -> bool:
-    """Whether nothing is in it but perhaps the empty log of a start that failed."""
+    """Whether nothing is in it but what a start leaves that failed."""
     if not folder.is_dir():
         return False
-    return all(path.name == "run.log" and path.stat().st_size == 0 for path in folder.iterdir())
+    return all(
+        path.name.startswith(CACHE_FILE) or (path.name in LOGS and path.stat().st_size == 0)
+        for path in folder.iterdir()
+    )
 
 
 @contextmanager

@@ -73,6 +73,9 @@ class PriorZero:
         self._steps_before = self._trains_before = 0
         self._records = Records(folder)
         self.backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
+        if self.backend.kind == "process":
+            roles_named = f"learner, {policy.num_collectors} collector(s) and evaluator"
+            self.progress.note(f"starting {roles_named}, each in its own process ...")
         try:
             self._start_roles()
             self.coordinator = AsyncTrainingCoordinator(
@@ -90,6 +93,7 @@ class PriorZero:
                 get_weights=lambda: self.learner.call("weights"),
                 trace=folder / "trace.json" if run.trace else None,
             )
+            self._wait_for_roles()
         except BaseException:
             self.backend.close()
             raise
@@ -133,12 +137,10 @@ class PriorZero:
 
     def _wait_for_roles(self) -> None:
         """Until learner and collectors are built; what one of them cannot do is said before anything starts."""
+        for worker in (self.learner, *self.collectors):
+            worker.call("ready")
         if self.backend.kind == "process":
-            self.progress.note(f"starting learner, {len(self.collectors)} collector(s) and evaluator in processes ...")
-            start = time.monotonic()
-            for worker in (self.learner, *self.collectors):
-                worker.call("ready")
-            self.progress.note(f"ready after {time.monotonic() - start:.0f} s")
+            self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
 
     def _locate(self) -> None:
@@ -239,7 +241,6 @@ class PriorZero:
     def run(self) -> RunResult:
         """Train until a limit of run_config is reached; save the last and the best checkpoint on the way."""
         run = self.options.run_config
-        self._wait_for_roles()
         self._started, self._steps_before = time.monotonic(), self.env_steps
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
