@@ -7,12 +7,14 @@ import select
 import socket
 import struct
 import threading
+from array import array
 from typing import Any, Final
 
 from lzero_async.parcels import Packed, Parcel, RegionPool, dumps, loads
 
 _HEAD: Final = struct.Struct("<QI")
 _DESCRIPTORS_AT_ONCE: Final = 64
+_ROOM: Final = socket.CMSG_LEN(_DESCRIPTORS_AT_ONCE * array("i").itemsize)
 _FLAGS: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # programs that a role starts do not inherit them
 
 
@@ -118,8 +120,13 @@ class Wire:
 
     def _receive_head(self, descriptors: list[int]) -> int:
         try:
-            data, found, _, _ = socket.recv_fds(self._socket, _HEAD.size, _DESCRIPTORS_AT_ONCE, _FLAGS)
-            descriptors += found
+            # Not socket.recv_fds, which takes flags and leaves them out.
+            data, extras, _, _ = self._socket.recvmsg(_HEAD.size, _ROOM, _FLAGS)
+            for level, kind, raw in extras:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    found = array("i")
+                    found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
+                    descriptors += found
             if not data:
                 raise WireClosed("the other side has ended")
             if len(data) < _HEAD.size:

@@ -2,18 +2,30 @@
 
 from lzero_async.testing.clock import VirtualClock
 from lzero_async.testing.distributions import Distribution, lognormal, sample, switch
-from lzero_async.testing.fakes import FakeCollector, FakeEvaluator, FakeLearner, Interrupted, ScriptedRole
+from lzero_async.testing.fakes import (
+    CollectorRole,
+    EvaluatorRole,
+    FakeCollector,
+    FakeEvaluator,
+    FakeLearner,
+    Interrupted,
+    LearnerRole,
+    ScriptedRole,
+)
 from lzero_async.testing.sequencer import Sequencer
 from lzero_async.testing.simulate import Simulation, simulate
 from lzero_async.testing.walk import Budget, WalkFailure, WalkResult, walk
 
 __all__ = [
     "Budget",
+    "CollectorRole",
     "Distribution",
+    "EvaluatorRole",
     "FakeCollector",
     "FakeEvaluator",
     "FakeLearner",
     "Interrupted",
+    "LearnerRole",
     "ScriptedRole",
     "Sequencer",
     "Simulation",
