@@ -25,6 +25,8 @@ EVENT_EVERY = 0.2  # seconds between two words to the parent about the steps mad
 class _PlayingRole:
     """A player with its own model, on whatever weights it is given."""
 
+    event = ""  # what it tells the parent its steps are
+
     def __init__(
         self, parts: Parts, envs: int, device: str, emit: Callable[[Any], None], *, asynchronous: bool
     ) -> None:
@@ -68,7 +70,7 @@ class _PlayingRole:
         """Steps were made: tell the parent, now and then."""
         self._unsaid += steps
         if time.monotonic() - self._said_at >= EVENT_EVERY:
-            self._emit(("steps", self._unsaid))
+            self._emit((self.event, self._unsaid))
             self._unsaid, self._said_at = 0, time.monotonic()
 
     def statistics(self) -> dict[str, Any]:
@@ -89,6 +91,8 @@ class _PlayingRole:
 
 class CollectorRole(_PlayingRole):
     """Plays whole episodes with one version of the weights."""
+
+    event = "steps"
 
     def __init__(self, parts: Parts, worker: int, device: str, asynchronous: bool, emit: Callable[[Any], None]) -> None:
         super().__init__(parts, parts.options.env_config.collector_env_num, device, emit, asynchronous=asynchronous)
@@ -126,6 +130,8 @@ class CollectorRole(_PlayingRole):
 class EvaluatorRole(_PlayingRole):
     """Plays with frozen weights and says how well."""
 
+    event = "evaluation steps"
+
     def __init__(self, parts: Parts, device: str, asynchronous: bool, emit: Callable[[Any], None]) -> None:
         super().__init__(parts, parts.options.env_config.evaluator_env_num, device, emit, asynchronous=asynchronous)
 
@@ -145,10 +151,11 @@ class EvaluatorRole(_PlayingRole):
         policy, run = self.parts.options.policy_config, self.parts.options.run_config
         style = Style(mode=mode, num_simulations=policy.num_simulations, temperature=run.eval_temperature)
         rng = np.random.default_rng([run.seed, EVAL_STREAM, version])
+        played = self.player.play(run.eval_episodes, rng, style, on_step=self.told, should_stop=should_stop)
         return {
             "mode": mode,
             "version": version,
-            **_outcome(self.player.play(run.eval_episodes, rng, style, should_stop=should_stop), self.parts.game),
+            **_outcome(played, self.parts.game),
         }
 
 

@@ -50,7 +50,7 @@ env_config = dict(
     evaluator_env_num=4,
     # Seconds after which a game that does not answer is ended and started anew.
     step_timeout=20.0,
-    # Let every game go at its own pace, none held back by a slow one: 'auto' (from degree 1 on), 'on', or 'off' (repeats exactly).
+    # Let every game go at its own pace, none held back by a slow one: 'auto' (from degree 1 on), 'on', 'off' (repeats exactly).
     env_asynchrony="auto",
     # Games that are ready are searched together: at most this many (0: all that are ready) ...
     max_batch=0,
