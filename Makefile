@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn test check lint types bench soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async test chaos check lint types bench bench-async soak vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,12 +22,18 @@ quick: $(STAMP) ## every part of PriorZero once (1 to 3 minutes)
 learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes each; resumable
 	$(PY) -m benchmarks.learn
 
+learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 4 minutes each, one at a time (70 minutes); resumable
+	$(PY) -m benchmarks.learn_async
+
 test: $(STAMP) ## all tests (about 9 minutes)
 	$(PY) -m pytest
 	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
 
+chaos: $(STAMP) ## kill every role of the real agent, busy and idle (about 6 minutes)
+	$(PY) -m pytest -m chaos
+
 check: lint types ## lint, types and the fast tests
-	$(PY) -m pytest -m "not slow and not soak and not vllm"
+	$(PY) -m pytest -m "not slow and not soak and not vllm and not chaos"
 
 lint: $(STAMP) ## ruff
 	$(PY) -m ruff check $(SOURCES)
@@ -39,6 +45,9 @@ types: $(STAMP) ## mypy, strict on the library
 bench: $(STAMP) ## the measured bars, as tables and as benchmarks/results/*.json (about 20 minutes)
 	$(PY) -m benchmarks.core
 	$(PY) -m benchmarks.priorzero
+
+bench-async: $(STAMP) ## the bars of the asynchronous agent and its timeline (about 30 minutes)
+	$(PY) -m benchmarks.priorzero_async
 
 vllm: $(STAMP) ## build .venv-vllm, the environment of the vLLM engine (3.5 GB, about 5 minutes)
 	$(PY) requirements/install_vllm.py

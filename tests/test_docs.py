@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,11 @@ def test_the_reference_names_every_argument() -> None:
             "eval_fn",
         }
         assert [name for name in names if f"`{name}`" not in reference] == []
+
+
+def test_the_example_with_processes_runs() -> None:
+    example = ROOT / "docs" / "examples" / "processes.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Train iterations: 40" in done.stdout
+    assert "best evaluation" in done.stdout
