@@ -127,8 +127,9 @@ class Parcel:
         """Somebody still holds an array of it: its memory must not be used again."""
         self._held.reusable = False
 
-    def when_gone(self, done: Callable[[int, bool], object]) -> None:
-        """When this object is gone, close its descriptor and call `done(region, reusable)`."""
+    def when_gone(self, done: Callable[[tuple[int, bool]], object]) -> None:
+        """When this object is gone, close its descriptor and call `done((region, reusable))`. Until then `done` is kept
+        alive, so it must not hold on to whoever may hold this parcel."""
         region = -1 if self._packed is None else self._packed.region
         weakref.finalize(self, _gone, self._descriptor, region, self._held, done).atexit = False
 
@@ -139,10 +140,10 @@ class _Held:
     reusable = True
 
 
-def _gone(descriptor: int, region: int, held: _Held, done: Callable[[int, bool], object]) -> None:
+def _gone(descriptor: int, region: int, held: _Held, done: Callable[[tuple[int, bool]], object]) -> None:
     if descriptor >= 0:
         os.close(descriptor)
-        done(region, held.reusable)
+        done((region, held.reusable))
 
 
 def _closed(mapped: mmap.mmap) -> bool:

@@ -359,7 +359,7 @@ class _Life:
 
     def _take(self, message: Message) -> None:
         for parcel in message.parcels:
-            parcel.when_gone(self._give_back)
+            parcel.when_gone(self._given_back.append)
         if message.kind == "reply":
             if message.number < 0:
                 fine, error, _, _ = message.value()
@@ -378,9 +378,6 @@ class _Life:
                 self._on_event(message.value())
             except Exception:
                 log.exception("what %s told could not be taken in", self.name)
-
-    def _give_back(self, region: int, reusable: bool) -> None:
-        self._given_back.append((region, reusable))
 
     def _has_ended(self, seconds: float) -> bool:
         """Whether the process ends within this time; it is not reaped."""

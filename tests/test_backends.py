@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import pickle
 import queue
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -519,8 +521,6 @@ def test_what_a_role_keeps_of_the_callers_parcel_never_changes(backend: ProcessB
 
 
 def pickle_buffer(byte: int) -> Any:
-    import pickle
-
     return pickle.PickleBuffer(bytearray([byte]) * BIG)
 
 
@@ -606,3 +606,23 @@ def test_programs_that_a_role_starts_inherit_no_descriptor(backend: ProcessBacke
     parcel = maker.call("do", MAKE, 1, BIG)
     source = "import os; result = os.popen('ls -l /proc/self/fd').read()"
     assert "memfd" not in reader.call("do", source, parcel)
+
+
+class Owner:
+    """Gets the events of a worker, and keeps a parcel that came from it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.worker = backend.start("scripted", ScriptedRole, on_event=self.note)
+        self.latest = self.worker.call("do", MAKE, 1, BIG)
+
+    def note(self, event: Any) -> None: ...
+
+
+def test_a_parcel_does_not_keep_its_own_holder_alive() -> None:
+    backend = make_backend("process")
+    owner = Owner(backend)
+    backend.close()
+    gone = weakref.ref(owner)
+    del owner, backend
+    gc.collect()
+    assert gone() is None

@@ -19,19 +19,21 @@ import pytest
 from lzero_async import LzeroAsyncError, Parcel, WeightStore, Worker, make_backend
 from lzero_async.parcels import KEPT_REGIONS, SMALL, RegionPool
 from lzero_async.testing import ScriptedRole
-from lzero_async.wire import Message, Wire, WireClosed
-
-try:
-    import torch  # here, because importing it opens descriptors
-except ImportError:
-    torch = None
+from lzero_async.wire import Wire, WireClosed
 
 BIG = 100_000
 
 
 def descriptors() -> int:
+    """Open sockets and anonymous files."""
     gc.collect()
-    return len(os.listdir("/proc/self/fd"))
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "/memfd:", "pipe:"))
+        except FileNotFoundError:  # the one that listed the folder
+            continue
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,7 @@ class Pair:
         self.maker.send("reply", 1, value)
         message = self.owner.receive()
         for parcel in message.parcels:
-            parcel.when_gone(lambda region, reusable: self.given_back.append((region, reusable)))
+            parcel.when_gone(self.given_back.append)
         return message.value()
 
     def close(self) -> None:
@@ -193,8 +195,8 @@ def test_a_parcel_that_two_threads_send_at_once_is_packed_once() -> None:
     pool.close()
 
 
-@pytest.mark.skipif(torch is None, reason="needs torch")
 def test_tensors_of_types_that_numpy_does_not_know_travel_too(pair: Pair) -> None:
+    torch = pytest.importorskip("torch")
     tensors = {
         "bfloat": torch.arange(70_000).to(torch.bfloat16),
         "conjugate": torch.tensor([1 + 2j]).conj(),
@@ -405,7 +407,7 @@ READER = """
 def read(parcel):
     arrays = parcel.open()
     seen = set()
-    for array in (*arrays, *arrays):
+    for array in (*arrays, arrays[0]):
         raw = bytes(array)
         first = raw[:8]
         seen.add(int.from_bytes(first, "little") if raw == first * (len(raw) // 8) else "a mixture")

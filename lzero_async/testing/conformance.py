@@ -23,6 +23,7 @@ from lzero_async.errors import RemoteError, Stopped, WorkerDied
 from lzero_async.gate import Gate
 from lzero_async.parcels import Parcel
 from lzero_async.shell import GateShell
+from lzero_async.testing.fakes import Block
 from lzero_async.threads import ThreadGroup
 
 Check = Callable[[Backend], None]
@@ -150,11 +151,11 @@ class Subject:
 
     def live(self) -> Parcel:
         """A parcel of an array that this role goes on changing."""
-        return Parcel(_Shared(self.array), live=True)
+        return Parcel(Block(self.array), live=True)
 
     def live_inside(self) -> dict[str, Any]:
         """The same, inside of something else."""
-        return {"parts": [(1, Parcel(_Shared(self.array), live=True))]}
+        return {"parts": [(1, Parcel(Block(self.array), live=True))]}
 
     def scribble(self, byte: int) -> None:
         """Change that array."""
@@ -167,7 +168,7 @@ class Subject:
 
     def look_at_live(self, parcel: Parcel) -> list[int]:
         """Open a parcel of the changing array: which bytes it has."""
-        return sorted(set(bytes(parcel.open().array)))
+        return sorted(set(bytes(parcel.open())))
 
     def tensor_parcel(self) -> Parcel:
         """A parcel of torch tensors."""
@@ -195,19 +196,6 @@ class Subject:
         for name, tensor in parcel.open().items():
             found[name] = (str(tensor.dtype), list(tensor.shape), tensor.sum().item())
         return found
-
-
-class _Shared:
-    """A holder of an array that pickles it as it is at that moment."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-
-    def __reduce__(self) -> tuple[type[_Shared], tuple[Any]]:
-        return _Shared, (pickle.PickleBuffer(self.array),)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
-        return _Shared(bytearray(self.array))
 
 
 class Closing(Subject):

@@ -135,6 +135,22 @@ class ScriptedRole:
         return result
 
 
+class Block:
+    """Bytes that travel and are copied like an array, without numpy."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.data)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type[Block], tuple[Any]]:
+        return Block, (pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Block:
+        return Block(bytearray(self.data))
+
+
 class LearnerRole:
     """Trains on parcels of a CollectorRole: counts versions, notes every batch, and saves itself with the run's state."""
 
@@ -145,7 +161,7 @@ class LearnerRole:
         self.version = 0
         self.trained: list[tuple[int, tuple[Any, ...]]] = []
 
-    def train(self, batch: int, data: Parcel, *, linger: float = 0.0, stop: Any = None) -> int:
+    def train(self, batch: int, data: Parcel, linger: float = 0.0, *, stop: Any = None) -> int:
         """Train one batch, which must be what its collector put together; return the version after it."""
         self._emit("train")
         _dwell(self._seconds + linger, stop)
@@ -157,7 +173,7 @@ class LearnerRole:
 
     def weights(self) -> Parcel:
         """The weights as they are now."""
-        return Parcel(pickle.PickleBuffer(self._weights), self.version, live=True)
+        return Parcel(Block(self._weights), self.version, live=True)
 
     def history(self) -> list[tuple[int, tuple[Any, ...]]]:
         """Every batch that was trained: its number and the tag that its collector gave it."""
@@ -196,7 +212,7 @@ class CollectorRole:
         self._seconds, self._size, self._poisoned = seconds, size, poisoned
         self._number = 0
 
-    def collect(self, weights: Parcel, *, linger: float = 0.0, stop: Any = None) -> Parcel:
+    def collect(self, weights: Parcel, linger: float = 0.0, *, stop: Any = None) -> Parcel:
         """Collect one batch with these weights."""
         if self._poisoned:
             raise Interrupted(f"collector {self._worker} always fails")
@@ -205,8 +221,8 @@ class CollectorRole:
         _dwell(self._seconds + linger, stop)
         check_uniform(opened, weights.meta)
         self._number += 1
-        data = pickle.PickleBuffer(_pattern(weights.meta, self._size))
-        return Parcel(data, (self._worker, self._life, self._number, weights.meta))
+        data = _pattern(weights.meta, self._size)
+        return Parcel(Block(data), (self._worker, self._life, self._number, weights.meta))
 
 
 class EvaluatorRole:
@@ -216,7 +232,7 @@ class EvaluatorRole:
         self._emit = emit
         self._seconds = seconds
 
-    def evaluate(self, weights: Parcel, *, linger: float = 0.0, stop: Any = None) -> float:
+    def evaluate(self, weights: Parcel, linger: float = 0.0, *, stop: Any = None) -> float:
         """The score of these weights."""
         self._emit("evaluate")
         opened = weights.open()
