@@ -104,6 +104,7 @@ def test_later_layers_win() -> None:
         ("policy_config.root_window=8", ["num_unroll_steps"]),
         ("llm_config.root_policy=wm_logits", ["loads no language model", "world_model"]),
         ("run_config.max_env_step=0", ["never end"]),
+        ("run_config.target_score=-1", ["target_score", "between"]),
         ("run_config.seed=99999999999999999999999", ["seed", "below"]),
         ("policy_config.epsilon={[1]:2}", ["epsilon", "number"]),
     ],

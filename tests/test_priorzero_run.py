@@ -223,6 +223,23 @@ def test_a_background_evaluation_that_is_due_at_the_end_is_finished(llm: str, tm
     assert [(row["mode"], row["episodes"]) for row in results["evaluations"]] == [("prior", 3), ("world_model", 3)]
 
 
+def test_a_background_evaluation_ends_the_run_and_saves_its_weights(llm: str, tmp_path: Path) -> None:
+    """Its score comes from a frozen version, while training has gone on to later ones."""
+    settings = ["--async_eval", "--off_policy_degree", "2", "--max_iter", "1000"]
+    for setting in ("eval_every=1", "target_score=0.001", "eval_episodes=4"):
+        settings += ["--set", f"run_config.{setting}"]
+    folder = tmp_path / "x"
+    assert main(arguments(llm, folder, *settings)) == 0
+    results = json.loads((folder / "results.json").read_text())
+    assert results["ended_by"] == "target_score"
+    assert results["best_evaluation"]["score"] > 0
+    means = {row["version"]: row["mean"] for row in results["evaluations"] if row["mode"] == "prior"}
+    assert means[results["best_evaluation"]["version"]] == results["best_evaluation"]["score"] == max(means.values())
+    best = checkpoint.load(folder / "ckpt" / "best.safetensors")
+    assert best["best"] == results["best_evaluation"]
+    assert "weights" in best
+
+
 def test_ctrl_c_gives_a_background_evaluation_up(llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.jericho.priorzero.players import EvaluatorRole
 

@@ -116,7 +116,7 @@ RULES: dict[str, dict[str, Check]] = {
     "encoder_config": dict(encoder_model=_text, max_tokens=_whole(8), cache_size=_whole(1)),
     "run_config": dict(
         exp_name=_name, seed=_seed, max_iter=_whole(0), max_env_step=_whole(0), max_seconds=_between(0, 1e9),
-        eval_every=_whole(0), eval_episodes=_whole(1), eval_modes=_modes, final_eval_modes=_modes,
+        target_score=_between(0, 1e9), eval_every=_whole(0), eval_episodes=_whole(1), eval_modes=_modes, final_eval_modes=_modes,
         eval_temperature=_between(0, 10), checkpoint_every=_whole(0), checkpoint_buffer=_flag, trace=_flag,
     ),
 }  # fmt: skip
@@ -193,6 +193,10 @@ def _check_together(options: EasyDict) -> None:
         raise ConfigError(
             f"llm_config.root_policy is 'wm_logits', which loads no language model, but {' and '.join(sorted(wanted))} "
             "is to be evaluated; set run_config.eval_modes and run_config.final_eval_modes to ['world_model']."
+        )
+    if run.target_score and not (run.eval_every and run.eval_modes):
+        raise ConfigError(
+            f"run_config.target_score is {run.target_score:g}, but nothing is evaluated: set eval_every and eval_modes."
         )
     if not (run.max_iter or run.max_env_step or run.max_seconds):
         raise ConfigError(

@@ -207,6 +207,8 @@ run_config = dict(
     max_env_step=20_000,
     # Seconds after which the run ends (0: no limit).
     max_seconds=0.0,
+    # Mean score of an evaluation at which the run ends (0: none).
+    target_score=0.0,
     # Trains between two evaluations (0: none).
     eval_every=5,
     # Episodes per evaluation and mode.

@@ -30,7 +30,11 @@ FAILED = 1
 INTERRUPTED = 130
 BAD_INPUT = 2
 LOGS, CACHE_FILE = ("run.log", "workers.log"), "cache.sqlite"
-ENDS = {"max_train": "max_iter", "stop_fn": "max_env_step"}  # the loop's names for this program's limits
+ENDS = {
+    "max_train": "max_iter",
+    "stop_fn": "max_env_step",
+    "eval_target": "target_score",
+}  # the loop's names for this program's limits
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -252,6 +252,7 @@ class PriorZero:
                 eval_every=run.eval_every if run.eval_modes else 0,
                 max_train=run.max_iter or None,
                 max_seconds=run.max_seconds or None,
+                eval_target=run.target_score or None,
                 stop_fn=lambda: bool(run.max_env_step) and self.env_steps >= run.max_env_step,
                 on_eval=self._evaluated,
                 after_train=self._trained,
