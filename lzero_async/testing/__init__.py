@@ -1,4 +1,5 @@
-"""Test tools as part of the product: a virtual clock, a sequencer, fakes, a simulator, and the walk of the gate."""
+"""Test tools as part of the product: a virtual clock, a sequencer, fakes, a simulator, the walk of the gate; and, in
+`conformance`, what every backend promises."""
 
 from lzero_async.testing.clock import VirtualClock
 from lzero_async.testing.distributions import Distribution, lognormal, sample, switch
