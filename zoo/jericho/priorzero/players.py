@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from lzero_async.errors import Stopped
 from lzero_async.parcels import Parcel
 from lzero_async.types import StopSignal
 from zoo.jericho.priorzero.batch import Collected
 from zoo.jericho.priorzero.parts import Parts, untouched_random
 from zoo.jericho.priorzero.play import Episode, Player, Style
 from zoo.jericho.priorzero.quiet import quiet
-from zoo.jericho.priorzero.roles import CollectOrder
+from zoo.jericho.priorzero.roles import CollectOrder, interrupted, stopped
 
 COLLECT_STREAM, EVAL_STREAM = 1, 2
 EVENT_EVERY = 0.2  # seconds between two words to the parent about the steps made
@@ -172,15 +171,3 @@ def _outcome(played: list[Episode], game: Any) -> dict[str, Any]:
         "died": sum(bool(episode.info.get("died")) for episode in played),
         "commands": list(played[int(np.argmax(scores))].info["commands"]) if played else [],
     }
-
-
-def stopped(stop: StopSignal) -> Stopped:
-    """Says that a stage was given up because the run stops, which is no failure."""
-    error = Stopped("the run is stopping")
-    error.origin = stop
-    return error
-
-
-def interrupted(stop: StopSignal) -> bool:
-    """Whether the run stops because of a signal, not because it has reached its own end."""
-    return stop.is_set() and str(getattr(stop, "stop_reason", "")).startswith("SIG")

@@ -1,5 +1,5 @@
-"""What the coordinating process knows of the roles: how each is made, and what a collector is told. Everything heavy is
-imported by the role's own process."""
+"""What the coordinating process knows of the roles: how each is made, what a collector is told, and when one is to give up.
+Everything heavy is imported by the role's own process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lzero_async.errors import Stopped
+from lzero_async.types import StopSignal
 from zoo.jericho.priorzero.quiet import quiet
 
 if TYPE_CHECKING:
@@ -45,3 +47,15 @@ def evaluator(parts: Parts, device: str, asynchronous: bool, emit: Emit) -> Eval
     with quiet():
         from zoo.jericho.priorzero.players import EvaluatorRole
     return EvaluatorRole(parts, device, asynchronous, emit)
+
+
+def stopped(stop: StopSignal) -> Stopped:
+    """Says that a stage was given up because the run stops, which is no failure."""
+    error = Stopped("the run is stopping")
+    error.origin = stop
+    return error
+
+
+def interrupted(stop: StopSignal) -> bool:
+    """Whether the run stops because of a signal, not because it has reached its own end."""
+    return stop.is_set() and str(getattr(stop, "stop_reason", "")).startswith("SIG")

@@ -72,6 +72,7 @@ class PriorZero:
         self._started = time.monotonic()
         self._steps_before = self._trains_before = 0
         self._records = Records(folder)
+        self._unwritten: OSError | None = None  # why the last train is not in the records
         self.backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
         if self.backend.kind == "process":
             roles_named = f"learner, {policy.num_collectors} collector(s) and evaluator"
@@ -187,9 +188,12 @@ class PriorZero:
                 "collector/steps_per_second": self._rates["collect"],
                 "collector/length": float(np.mean(meta["lengths"])),
             }
-        self._records.scalars(values, self.env_steps)
         source = {f"batch/{name}": meta[name] for name in ("version", "worker", "stream", "source") if name in meta}
-        self._records.train({"train": train, **values, "batch/id": batch.id, **source})
+        try:
+            self._records.scalars(values, self.env_steps)
+            self._records.train({"train": train, **values, "batch/id": batch.id, **source})
+        except OSError as error:  # this train is made and has to be counted first
+            self._unwritten = error
         report: TrainReport = done["report"]
         return report
 
@@ -210,8 +214,10 @@ class PriorZero:
                 break
             except WorkerDied as error:
                 pause = policy.restart_backoff * 2**attempt
-                if attempt == policy.max_restarts or stop.wait(pause):
+                if attempt == policy.max_restarts:
                     raise
+                if stop.wait(pause) and roles.interrupted(stop):  # one that is due at a run's own end is finished
+                    raise roles.stopped(stop) from error
                 log.warning("%s It is started again after %.3g s and asked again.", error, pause)
                 self.coordinator.count_restart()
                 self.evaluator.restart()
@@ -296,6 +302,9 @@ class PriorZero:
             self.learner.call("save_weights", str(best), self._description(), result.snapshot.state)
 
     def _trained(self) -> None:
+        if self._unwritten is not None:
+            error, self._unwritten = self._unwritten, None
+            raise error
         every = self.options.run_config.checkpoint_every
         statistics = self.coordinator.get_statistics()
         values = {f"coordinator/{name}": statistics[name] for name in SCALARS if statistics.get(name) is not None}
