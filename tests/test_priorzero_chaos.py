@@ -397,6 +397,23 @@ def test_an_evaluator_that_is_killed_is_replaced_and_asked_again(llm: str, tmp_p
         agent.close()
 
 
+def test_ctrl_c_is_no_failure_while_the_evaluator_is_dead(llm: str, tmp_path: Path) -> None:
+    settings = ("run_config.eval_every=1", "policy_config.backend=thread", "policy_config.num_collectors=1")
+    agent = Watched(tmp_path / "run", llm, *settings, "run_config.max_iter=50", "policy_config.restart_backoff=60")
+
+    def die(*words: Any, **options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise WorkerDied("evaluator was ended by SIGKILL.")
+
+    agent.evaluator.call = die  # type: ignore[method-assign]
+    try:
+        assert agent.run().reason == "SIGINT"
+        assert agent.history == []
+        finish(agent, agent.coordinator.train_count)
+    finally:
+        agent.close()
+
+
 # -- the learner -------------------------------------------------------------------------------------------------------
 
 
