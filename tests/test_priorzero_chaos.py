@@ -31,7 +31,7 @@ from tests.test_priorzero_run import SMALL
 from zoo.jericho.priorzero import checkpoint, roles
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
-from zoo.jericho.priorzero.priorzero_entry import main
+from zoo.jericho.priorzero.priorzero_entry import _free_folder, main
 from zoo.jericho.priorzero.trainer import PriorZero
 
 pytestmark = pytest.mark.chaos
@@ -590,6 +590,15 @@ def read_until(process: subprocess.Popen[str], words: str) -> None:
         if words in line:
             return
     raise AssertionError("".join(said))
+
+
+def test_the_last_words_of_workers_do_not_take_the_name_of_a_start_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.log").touch()
+    (tmp_path / "run" / "workers.log").write_text("the other side has ended")
+    assert _free_folder(str(tmp_path / "run"), None) == tmp_path / "run"
+    (tmp_path / "run" / "options.json").touch()
+    assert _free_folder(str(tmp_path / "run"), None) == tmp_path / "run-2"
 
 
 def test_nothing_outlives_an_entry_point_that_is_killed_and_a_resumed_run_completes(

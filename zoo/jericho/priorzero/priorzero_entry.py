@@ -29,7 +29,7 @@ from lzero_async.errors import ConfigError, WorkerDied
 FAILED = 1
 INTERRUPTED = 130
 BAD_INPUT = 2
-LOGS, CACHE_FILE = ("run.log", "workers.log"), "cache.sqlite"
+RUN_LOG, WORKERS_LOG, CACHE_FILE = "run.log", "workers.log", "cache.sqlite"
 ENDS = {
     "max_train": "max_iter",
     "stop_fn": "max_env_step",
@@ -226,7 +226,9 @@ def _is_free(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     return all(
-        path.name.startswith(CACHE_FILE) or (path.name in LOGS and path.stat().st_size == 0)
+        path.name.startswith(CACHE_FILE)
+        or path.name == WORKERS_LOG  # whatever workers said before they were ended; more is written behind it
+        or (path.name == RUN_LOG and path.stat().st_size == 0)
         for path in folder.iterdir()
     )
 
