@@ -9,8 +9,8 @@ Weights and batches are large enough to travel in shared memory.
 
 Memory is the proportional set size of this process and everything below it, plus files in memory that a descriptor holds
 and nobody has mapped. Two things are left out. Pages of program files: what falls on us of them depends on who else runs the
-same programs. Python's own cache of attribute names, 4,096 entries in each process: pickling fills it so slowly that over
-10,000 batches it looks like a leak of 20 bytes per batch and process, so every process empties it now and then.
+same programs. Python's free lists and its cache of attribute names, which are bounded but fill so slowly that over 10,000
+batches they look like a leak of 20 bytes per batch and process: every process empties them now and then.
 
 The samples of a run depend on each other: the line is fitted to the means of blocks of them, and the standard error counts the
 correlation that is left between blocks.
@@ -19,6 +19,7 @@ correlation that is left between blocks.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -38,6 +39,8 @@ BATCHES, WARM_UP, SAMPLES, BLOCKS = 10_000, 2_000, 250, 25
 COLLECTORS, DEGREE = 2, 4
 EPISODES, STEPS = 2, 20  # per batch, and per episode on average: about 190 kB
 PAUSE = 0.002  # seconds
+# Arrays of the buffer go back to the system when they are freed, so that what is seen is what is held.
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "32768", "MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
 OPTIONS = {
     "policy_config.replay_buffer_size": 2_000, "policy_config.game_segment_length": 10, "policy_config.batch_size": 16,
     "policy_config.replay_ratio": 0.005, "policy_config.embed_dim": 16, "policy_config.num_unroll_steps": 5,
@@ -89,7 +92,7 @@ def make_learner(folder: str, emit: Callable[[Any], None]) -> Any:
             return shape
 
         def train(self, batch: int, version: int, parcel: Parcel) -> dict[str, Any]:
-            forget_attribute_names(batch)
+            tidy_up(batch)
             done = super().train(batch, version, parcel)
             time.sleep(PAUSE)
             return done
@@ -105,7 +108,7 @@ class CheapCollector:
         import torch
 
         torch.set_num_threads(1)
-        self.worker, self.shape = worker, shape
+        self.worker, self.shape, self.collects = worker, shape, 0
         self.rng = np.random.default_rng(worker)
         self.weights: dict[str, Any] = {}
 
@@ -113,7 +116,8 @@ class CheapCollector:
         """One batch, as CollectorRole sends it."""
         from zoo.jericho.priorzero.batch import Collected
 
-        forget_attribute_names(version)
+        self.collects += 1
+        tidy_up(2 * self.collects)
         for name, value in weights.open().items():
             if name in self.weights:
                 self.weights[name].copy_(value)
@@ -147,9 +151,10 @@ def random_episodes(rng: np.random.Generator, features: int, slots: int) -> list
     return episodes
 
 
-def forget_attribute_names(number: int) -> None:
-    """Empty Python's cache of them at every hundredth batch."""
-    if number % 100 == 0:
+def tidy_up(number: int) -> None:
+    """Empty Python's free lists and its cache of attribute names at every 200th batch; what is held stays."""
+    if number % 200 == 0:
+        gc.collect()
         sys._clear_type_cache()
 
 
@@ -160,11 +165,12 @@ def measure(batches: int = BATCHES, file: Path | None = None) -> dict[str, float
     """Run, sample evenly after the warm-up, fit. The samples go to `file`, if one is given, as lines of JSON."""
     warm_up = min(WARM_UP, batches // 2)
     every = max(1, batches // SAMPLES)
-    samples: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
+        record = file or Path(folder) / "samples"  # not a list, which would grow in the memory that is measured
+        record.write_text("")
         backend = make_backend("process")
         try:
-            learner = backend.start("learner", partial(make_learner, folder))
+            learner = backend.start("learner", partial(make_learner, folder), environment=GIVE_BACK)
             shape = learner.call("fill")
             collectors = [
                 backend.start(f"collector {number}", partial(CheapCollector, number, shape))
@@ -180,10 +186,11 @@ def measure(batches: int = BATCHES, file: Path | None = None) -> dict[str, float
                 return learner.call("train", batch.id, batch.version, batch.data)["report"]
 
             def look() -> None:
-                forget_attribute_names(coordinator.train_count)
+                tidy_up(coordinator.train_count)
                 done = coordinator.train_count - warm_up
-                if done >= 0 and done % every == 0:
-                    samples.append({"batch": done, **memory_of_tree()})
+                if done % every == 0:
+                    with record.open("a") as out:
+                        out.write(json.dumps({"batch": done, **memory_of_tree()}) + "\n")
 
             with AsyncTrainingCoordinator(
                 DEGREE, num_collectors=COLLECTORS, get_weights=lambda: learner.call("weights")
@@ -193,8 +200,7 @@ def measure(batches: int = BATCHES, file: Path | None = None) -> dict[str, float
                 ).statistics
         finally:
             backend.close()
-    if file is not None:
-        file.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+        samples = [sample for line in record.open() if (sample := json.loads(line))["batch"] >= 0]
     places = np.array([sample["batch"] for sample in samples], dtype=float)
     sizes = np.array([sum(sample["processes"].values()) + sample["loose"] for sample in samples], dtype=float)
     descriptors = [sample["descriptors"] for sample in samples]
