@@ -25,9 +25,9 @@ COMMON = (
 # Fixed beforehand, so that a train takes about as long as a collect.
 AGENTS = {
     "world model only": (
-        "llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']", "policy_config.update_per_collect=230",
+        "llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']", "policy_config.update_per_collect=120",
     ),
-    "with the LLM prior": ("policy_config.update_per_collect=230",),
+    "with the LLM prior": ("policy_config.update_per_collect=180",),
 }  # fmt: skip
 
 

@@ -289,7 +289,10 @@ class _Run:
                 raise
             if isinstance(error, ConfigError):  # what cannot be used does not become usable
                 raise
-            if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts or shell.is_set():
+            if coordinator.on_failure == "restart" and shell.is_set():  # its collect was to be given up anyway
+                log.warning("collector %d failed while the run was stopping: %r", worker, error)
+                shell.raise_if_stopped()
+            if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts:
                 raise
             pause = min(MAX_BACKOFF, coordinator.restart_backoff * 2**failures)
             log.warning(

@@ -31,7 +31,8 @@ from lzero_async.wire import Message, Wire, WireClosed
 
 def main(descriptor: int, lifeline: int) -> None:
     """Serve the parent on the other end of the socket `descriptor`; it never writes to the pipe `lifeline`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the parent, which then ends its workers in order
+    for number in (signal.SIGINT, signal.SIGTERM):  # these are for the parent, which then ends its workers in order
+        signal.signal(number, _pass_over)
     _die_with(lifeline)
     faulthandler.enable()
     pool = RegionPool()
@@ -58,6 +59,10 @@ def _die_with(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _pass_over(number: int, frame: Any) -> None:
+    """Not SIG_IGN, which the programs that a role starts would inherit."""
 
 
 def _serve(role: Any, link: _Link, wire: Wire, pool: RegionPool) -> None:

@@ -438,9 +438,10 @@ def test_a_log_message_that_does_not_fit_its_arguments_does_not_fail_the_role(
     assert "Logging error" in (tmp_path / "worker.log").read_text()
 
 
-def test_ctrl_c_is_for_the_parent(backend: ProcessBackend) -> None:
+def test_ctrl_c_and_sigterm_are_for_the_parent(backend: ProcessBackend) -> None:
     worker = start(backend)
-    assert worker.call("do", "import os; os.kill(os.getpid(), 2); result = 1") == 1
+    for number in (2, 15):
+        assert worker.call("do", f"import os; os.kill(os.getpid(), {number}); result = 1") == 1
 
 
 # -- messages and parcels between processes ------------------------------------------------------------------------------------

@@ -399,6 +399,39 @@ def test_collectors_are_restarted_with_back_off_and_bounded() -> None:
         coordinator.close()
 
 
+def test_a_collector_that_fails_while_the_run_stops_does_not_fail_the_run() -> None:
+    """Its collect would have been given up anyway."""
+    with VirtualClock() as clock:
+        coordinator, _, learner = pipeline(clock, 1, on_failure="restart")
+
+        def dies_when_told_to_stop(context: CollectContext) -> str:
+            if context.ticket == 1:
+                context.stop.wait(1000.0)
+                raise Interrupted("killed while it was to end")
+            clock.sleep(1.0)
+            return "data"
+
+        result = coordinator.run(dies_when_told_to_stop, learner, stop_fn=lambda: coordinator.train_count >= 1)
+        assert result.reason == "stop_fn"
+        assert (result.statistics["failed"], result.statistics["restarts"]) == (1, 0)
+        coordinator.close()
+
+
+def test_a_bad_argument_is_not_tried_again() -> None:
+    with VirtualClock() as clock:
+        coordinator, _, learner = pipeline(clock, 2, on_failure="restart", num_collectors=2)
+        calls: list[int] = []
+
+        def refused(context: CollectContext) -> None:
+            calls.append(context.worker)
+            raise ConfigError("no such game")
+
+        with pytest.raises(ConfigError, match="no such game"):
+            coordinator.run(refused, learner, max_train=5)
+        assert len(calls) == len(set(calls))
+        coordinator.close()
+
+
 def test_restart_works_at_degree_0_too() -> None:
     with VirtualClock() as clock:
         coordinator, _, learner = pipeline(clock, 0, on_failure="restart")
