@@ -43,6 +43,7 @@ setup(
             "easydict>=1.13",
             "safetensors>=0.4",
             "tensorboard>=2.14",
+            "tensorboardX>=2.6",
             "gguf>=0.10",
             "accelerate>=1.0",
         ],

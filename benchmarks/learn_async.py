@@ -47,7 +47,7 @@ def main() -> int:
     runs: dict[int, list[Run]] = {}
     for seed in args.seeds:  # in this order a part of the runs is a fair part, too
         for degree in args.degrees:
-            folder = args.folder / f"degree-{degree}-seed-{seed}"
+            folder = args.folder / f"{args.minutes:g}-minutes" / f"degree-{degree}-seed-{seed}"
             if not args.draw_only and not (folder / "results.json").is_file():
                 print(f"degree {degree}, seed {seed}: {args.minutes:g} minutes, see {folder}.log", flush=True)
                 train(folder, degree, seed, args.minutes)
@@ -68,7 +68,7 @@ def train(folder: Path, degree: int, seed: int, minutes: float) -> None:
     settings = [
         f"policy_config.off_policy_degree={degree}", f"run_config.max_seconds={60 * minutes:.0f}", "run_config.max_env_step=0",
         "run_config.eval_every=0", "run_config.eval_episodes=8", "run_config.final_eval_modes=['prior']",
-        "run_config.checkpoint_every=0",
+        "run_config.checkpoint_every=0", f"env_config.valid_action_store={folder.absolute()}-actions.sqlite",
     ]  # fmt: skip
     play(folder, ["--seed", str(seed)], settings)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,7 @@ def measure(collectors: int, trains: int = 0, folder: Path | None = None) -> dic
     case, model = CASES[collectors], model_folder("")
     with contextlib.ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        shutil.rmtree(place / "run", ignore_errors=True)
         url = stack.enter_context(latency_server(model, LATENCY))
         command = [sys.executable, str(ENTRY), "--exp_name", str(place / "run"), "--llm", model]
         command += ["--llm_engine", "vllm", "--llm_url", url, "--max_iter", str(trains or case.trains)]

@@ -68,7 +68,7 @@ class Holder:
 
     def load(self, weights: Parcel) -> None:
         """As a collector does before it plays."""
-        self.model.load_state_dict(weights.open())
+        self.model.load_state_dict(weights.read())
 
     def same(self, value: float) -> bool:
         """Whether every weight is this one."""

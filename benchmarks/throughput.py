@@ -20,7 +20,7 @@ TRAINS = 9
 COUNTED = 7  # the last trains have no collect beside them
 COMMON = (
     "run_config.eval_every=0", "run_config.final_eval_modes=[]", "run_config.max_env_step=0",
-    "run_config.checkpoint_every=0", f"run_config.max_iter={TRAINS}",
+    "run_config.checkpoint_every=0", f"run_config.max_iter={TRAINS}", "env_config.env_asynchrony=off",
 )  # fmt: skip
 # Fixed beforehand, so that a train takes about as long as a collect.
 AGENTS = {
@@ -75,21 +75,25 @@ def _mean(spans: list[Span], start: float, end: float) -> float:
 def runs() -> dict[str, dict[str, Run]]:
     """Every agent at degree 0 with one and with two torch threads, and at degree 2.
 
-    With the language model, all three start from the same file of priors, made by a run of four trains before them: the
-    priors of the first states cost more than everything else, and would make the first collects unlike the later ones.
+    All three start from the same files of valid actions and of priors, made by a run of four trains before them: those of
+    the first states cost more than everything else, and would make the first collects unlike the later ones.
     """
     shutil.rmtree(FOLDER, ignore_errors=True)
     found: dict[str, dict[str, Run]] = {}
     for agent, settings in AGENTS.items():
         place = FOLDER / agent.replace(" ", "-")
         warm = place / "warm"
-        play(warm, [], [*COMMON, *settings, "run_config.max_iter=4", "policy_config.update_per_collect=50"])
+        actions = place / "warm-actions.sqlite"
+        fewer = ("run_config.max_iter=4", "policy_config.update_per_collect=50")
+        play(warm, [], [*COMMON, *settings, *fewer, f"env_config.valid_action_store={actions.absolute()}"])
         schedules = {"degree 0, 1 thread": (0, 1), "degree 0, 2 threads": (0, 2), "degree 2": (2, 1)}
         for name, (degree, threads) in schedules.items():
             folder = place / name.replace(" ", "-").replace(",", "")
             folder.mkdir(parents=True)
             shutil.copy(warm / "cache.sqlite", folder / "cache.sqlite")
+            own = shutil.copy(actions, folder.with_name(folder.name + "-actions.sqlite"))
             more = [f"policy_config.off_policy_degree={degree}", f"policy_config.torch_threads={threads}"]
+            more.append(f"env_config.valid_action_store={Path(own).absolute()}")
             found.setdefault(agent, {})[name] = play(folder, [], [*COMMON, *settings, *more])
     return found
 
@@ -108,8 +112,8 @@ def bars() -> list[Bar]:
             Bar(f"{agent}: (steps + updates)/s, degree 2 / degree 0", 1.7, True, lambda a=agent: _gain(a), 1),
             Bar(f"{agent}: attainable, (C+T)/max(C,T)", None, True, lambda a=agent: _attainable(a), 1),
             Bar(f"{agent}: share of the attainable", 0.85, True, lambda a=agent: _gain(a) / _attainable(a), 1),
+            Bar(f"{agent}: trains/s, degree 2 / degree 0", None, True, lambda a=agent: _part(a, "updates"), 1),
             Bar(f"{agent}: env steps/s, degree 2 / degree 0", None, True, lambda a=agent: _part(a, "env_steps"), 1),
-            Bar(f"{agent}: updates/s, degree 2 / degree 0", None, True, lambda a=agent: _part(a, "updates"), 1),
             Bar(f"{agent}: collect / train, seconds at degree 0", None, True, lambda a=agent: _balance(a), 1),
             Bar(
                 f"{agent}: wall time with collect and train at once",

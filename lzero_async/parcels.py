@@ -15,8 +15,9 @@ import pickle
 import sys
 import tempfile
 import threading
+import warnings
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -55,7 +56,7 @@ class Parcel:
         self._packed: Packed | None = None
         self._pool: RegionPool | None = None
         self._descriptor = -1
-        self._maps: list[mmap.mmap] = []
+        self._maps: list[mmap.mmap | memoryview] = []
         self._held = _Held()
 
     @classmethod
@@ -79,6 +80,19 @@ class Parcel:
         self._maps.append(mapped)
         view = memoryview(mapped)
         return loads(packed.payload, [view[start : start + size] for start, size in packed.spans])
+
+    def read(self) -> Any:
+        """The value, to be copied from only: writing to its arrays raises, writing to its tensors ends the process. Cheaper
+        than `open` for what comes again and again, like weights: the memory stays mapped from one call to the next."""
+        with self._lock:
+            packed = self._packed
+        if packed is None or not packed.spans:
+            return self.open()
+        self._raise_if_closed()
+        whole = memoryview(_window(self._descriptor, packed.size))
+        views = [whole[start : start + size] for start, size in packed.spans]
+        self._maps += views
+        return loads(packed.payload, views, read_only=True)
 
     def settled(self, copy: Callable[[Any], Any]) -> Parcel:
         """Itself, with a copy of its value if its maker goes on changing that."""
@@ -146,9 +160,31 @@ def _gone(descriptor: int, region: int, held: _Held, done: Callable[[tuple[int, 
         done((region, held.reusable))
 
 
-def _closed(mapped: mmap.mmap) -> bool:
+_windows: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()  # by the identity of the file
+_opening = threading.Lock()
+
+
+def _window(descriptor: int, size: int) -> mmap.mmap:
+    """The read-only mapping of a file, made once. A file keeps its number as long as it is mapped."""
+    status = os.fstat(descriptor)
+    key = status.st_dev, status.st_ino
+    with _opening:
+        window = _windows.pop(key, None)
+        if window is None or len(window) < size:
+            window = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+        _windows[key] = window
+        while len(_windows) > KEPT_REGIONS:
+            _windows.popitem(last=False)  # unmapped with its last array
+        return window
+
+
+def _closed(mapped: mmap.mmap | memoryview) -> bool:
+    """Close a mapping, or let go of a part of one that stays; False if an array still lies in it."""
     try:
-        mapped.close()
+        if isinstance(mapped, memoryview):
+            mapped.release()
+        else:
+            mapped.close()
     except BufferError:
         return False
     return True
@@ -327,7 +363,9 @@ class Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Tensors as arrays; everything else as usual."""
         torch = sys.modules.get("torch")
-        if torch is None or not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided:
+        if torch is None or not hasattr(torch, "Tensor"):  # another thread may be importing it: no tensor is there yet
+            return NotImplemented
+        if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided:
             return NotImplemented
         tensor = obj.detach().cpu().contiguous()
         if tensor.dtype is torch.bfloat16:
@@ -341,9 +379,17 @@ class Pickler(pickle.Pickler):
 class Unpickler(pickle.Unpickler):
     """Reads what Pickler wrote."""
 
-    def __init__(self, file: io.BytesIO, buffers: Iterable[Any] | None, parcels: Sequence[Parcel] = ()) -> None:
+    def __init__(
+        self, file: io.BytesIO, buffers: Iterable[Any] | None, parcels: Sequence[Parcel] = (), read_only: bool = False
+    ) -> None:
         super().__init__(file, buffers=buffers)
-        self._parcels = parcels
+        self._parcels, self._read_only = parcels, read_only
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Tensors over memory that nobody writes to need no copy."""
+        if self._read_only and (module, name) == (__name__, "_tensor"):
+            return _read_only_tensor
+        return super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
         """The parcel of that place."""
@@ -359,9 +405,15 @@ def dumps(
     return file.getvalue()
 
 
-def loads(payload: bytes, buffers: Iterable[Any] | None = None, parcels: Sequence[Parcel] = ()) -> Any:
-    """Read a pickled value."""
-    return Unpickler(io.BytesIO(payload), buffers, parcels).load()
+def loads(
+    payload: bytes,
+    buffers: Iterable[Any] | None = None,
+    parcels: Sequence[Parcel] = (),
+    *,
+    read_only: bool = False,
+) -> Any:
+    """Read a pickled value; with `read_only`, tensors lie in the buffers even if those cannot be written to."""
+    return Unpickler(io.BytesIO(payload), buffers, parcels, read_only).load()
 
 
 def _tensor(array: Any, kind: str) -> Any:
@@ -370,4 +422,13 @@ def _tensor(array: Any, kind: str) -> Any:
     if not array.flags.writeable:
         array = array.copy()
     tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if kind == "bfloat16" else tensor
+
+
+def _read_only_tensor(array: Any, kind: str) -> Any:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch knows no read-only tensors and says so
+        tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if kind == "bfloat16" else tensor

@@ -8,7 +8,9 @@ import os
 import pickle
 import random
 import socket
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lzero_async import LzeroAsyncError, Parcel, WeightStore, Worker, make_backend
+from lzero_async import LzeroAsyncError, Parcel, WeightStore, Worker, make_backend, parcels
 from lzero_async.parcels import KEPT_REGIONS, SMALL, RegionPool
 from lzero_async.testing import ScriptedRole
 from lzero_async.wire import Wire, WireClosed
@@ -476,3 +478,34 @@ def test_the_test_above_finds_a_mixture() -> None:
     """With a pool that uses a region again at once."""
     wrong, _ = readings(reads=1000, prepare=REUSE_AT_ONCE)
     assert wrong
+
+
+def test_what_is_read_cannot_be_changed_and_costs_no_new_mapping() -> None:
+    pool = RegionPool()
+    maps = []
+    for number in range(3):
+        packed, descriptor = Parcel({"a": np.full(50_000, float(number))}).pack(pool)
+        arrived = Parcel.of(packed, None, os.dup(descriptor))
+        value = arrived.read()
+        assert float(value["a"].sum()) == 50_000 * number
+        with pytest.raises(ValueError, match="read-only"):
+            value["a"][0] = 1.0
+        assert not arrived.let_go()  # the array is still held
+        del value
+        assert arrived.let_go()
+        os.close(arrived._descriptor)
+        pool.give_back([(packed.region, True)])
+        maps.append(set(parcels._windows))
+    assert maps[0] == maps[1] == maps[2]  # one region, mapped once
+    pool.close()
+
+
+def test_small_parcels_are_read_as_they_are_opened() -> None:
+    packed, descriptor = Parcel({"a": 1}).pack(RegionPool())
+    assert Parcel.of(packed, None, descriptor).read() == {"a": 1}
+    assert Parcel([1, 2]).read() == [1, 2]
+
+
+def test_a_torch_that_another_thread_is_importing_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert parcels.loads(parcels.dumps({"a": range(3)})) == {"a": range(3)}

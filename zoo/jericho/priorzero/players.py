@@ -62,7 +62,7 @@ class _PlayingRole:
     def load(self, version: int, weights: Parcel) -> None:
         """Take these weights, unless they are here already. No search keeps anything, so no cache has to be cleared."""
         if version != self.version:
-            self.model.load_state_dict(weights.open())
+            self.model.load_state_dict(weights.read())
             self.version = version
 
     def told(self, steps: int) -> None:

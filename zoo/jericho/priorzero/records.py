@@ -20,6 +20,10 @@ class Records:
         self._board: Any = None
         self._purge: int | None = None
 
+    def prepare(self) -> None:
+        """Import TensorBoard's writer, which takes seconds, while nobody waits for it."""
+        import tensorboardX  # noqa: F401
+
     def scalars(self, values: Mapping[str, Any], step: int) -> None:
         """Numbers for TensorBoard at this environment step."""
         if self._board is None:

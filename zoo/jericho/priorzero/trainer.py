@@ -75,8 +75,9 @@ class PriorZero:
         self._unwritten: OSError | None = None  # why the last train is not in the records
         self.backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
         if self.backend.kind == "process":
-            roles_named = f"learner, {policy.num_collectors} collector(s) and evaluator"
-            self.progress.note(f"starting {roles_named}, each in its own process ...")
+            self.progress.note(
+                f"starting learner, {policy.num_collectors} collector(s) and evaluator, a process each ..."
+            )
         try:
             self._start_roles()
             self.coordinator = AsyncTrainingCoordinator(
@@ -132,21 +133,31 @@ class PriorZero:
             )
             for number in range(policy.num_collectors)
         ]
-        self.evaluator = start(
-            "evaluator", partial(roles.evaluator, parts[places[-1]], policy.evaluator_device, asynchronous)
-        )
+        run = self.options.run_config
+        self.evaluator: Worker | None = None
+        if (run.eval_every and run.eval_modes) or run.final_eval_modes:
+            self.evaluator = start(
+                "evaluator", partial(roles.evaluator, parts[places[-1]], policy.evaluator_device, asynchronous)
+            )
 
     def _wait_for_roles(self) -> None:
-        """Until learner and collectors are built; what one of them cannot do is said before anything starts."""
-        for worker in (self.learner, *self.collectors):
-            worker.call("ready")
+        """Until every role is built; what one of them cannot do is said before anything starts."""
+        self._records.prepare()
+        for worker in self._roles():
+            report = worker.call("ready")
+            if worker is not self.learner:
+                self._reuse[worker.name] = report
         if self.backend.kind == "process":
             self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
 
     def _locate(self) -> None:
-        for worker in (self.learner, *self.collectors, self.evaluator):
+        for worker in self._roles():
             self.coordinator.locate(worker.name, worker.pid)
+
+    def _roles(self) -> list[Worker]:
+        """Every role of this run; without evaluations there is no evaluator."""
+        return [self.learner, *self.collectors, *([] if self.evaluator is None else [self.evaluator])]
 
     # -- the three stages ----------------------------------------------------------------------------------------------
 
