@@ -22,7 +22,7 @@ quick: $(STAMP) ## every part of PriorZero once (1 to 3 minutes)
 learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes each; resumable
 	$(PY) -m benchmarks.learn
 
-learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 3 minutes each, one at a time (55 minutes); resumable
+learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 2.5 minutes each, one at a time (50 minutes); resumable
 	$(PY) -m benchmarks.learn_async
 
 test: $(STAMP) ## all tests (about 9 minutes)

@@ -4,7 +4,9 @@
     python -m benchmarks.learn_async --minutes 8     the longest that is meant
     python -m benchmarks.learn_async --draw_only     draw what is there
 
-Each run has the whole machine for --minutes of training, then plays eight episodes with its last weights. Finished runs are
+Each run has the whole machine for --minutes of training, then plays eight episodes with its last weights. All of them start with
+the same files of priors and valid actions, made by a run before them: otherwise the language model's first look at every room
+would fill most of so short a time, whatever the degree. Finished runs are
 kept in runs/learn_async and not repeated, so a call that was interrupted is simply made again. The curve is the mean score of
 the episodes that each batch brought (they are played anyway, with their exploration), over environment steps and over seconds;
 bands are 95 % bootstrap intervals of the mean over seeds. Numbers go to benchmarks/results/learn_async.json, the picture to
@@ -23,12 +25,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks._runs import ROOT, Run, play, read
+from zoo.jericho.priorzero.parts import CACHE_FILE
 
 RESULTS = ROOT / "benchmarks" / "results" / "learn_async.json"
 PICTURE = ROOT / "docs" / "learning-async.png"
 COLOURS = {0: "tab:blue", 2: "tab:orange", 8: "tab:green"}
 SMOOTH = 3  # batches that one point of a curve is the mean of
 DRAWS = 2_000
+WARM_SEED, WARM_MINUTES = 1_000, 3.0
 
 
 def main() -> int:
@@ -37,7 +41,7 @@ def main() -> int:
     parser.add_argument("--degrees", type=int, nargs="+", default=[0, 2, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument(
-        "--minutes", type=float, default=3.0, help="of training, per run (default %(default)s, at most 8)"
+        "--minutes", type=float, default=2.5, help="of training, per run (default %(default)s, at most 8)"
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/learn_async"))
     parser.add_argument("--draw_only", action="store_true", help="only write and draw what is there")
@@ -45,6 +49,9 @@ def main() -> int:
     if not 0 < args.minutes <= 8:
         parser.error(f"--minutes is {args.minutes:g}; it must be above 0 and at most 8")
     runs: dict[int, list[Run]] = {}
+    if not args.draw_only and not (args.folder / "warm" / "results.json").is_file():
+        print("priors and valid actions: one run before all others", flush=True)
+        train(args.folder / "warm", 0, WARM_SEED, WARM_MINUTES)
     for seed in args.seeds:  # in this order a part of the runs is a fair part, too
         for degree in args.degrees:
             folder = args.folder / f"{args.minutes:g}-minutes" / f"degree-{degree}-seed-{seed}"
@@ -65,10 +72,16 @@ def main() -> int:
 def train(folder: Path, degree: int, seed: int, minutes: float) -> None:
     """One run from its beginning to its end."""
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    actions, warm = Path(f"{folder.absolute()}-actions.sqlite"), folder.parents[1] / "warm"
+    actions.unlink(missing_ok=True)
+    if warm.is_dir():
+        shutil.copy(warm / CACHE_FILE, folder / CACHE_FILE)
+        shutil.copy(f"{warm.absolute()}-actions.sqlite", actions)
     settings = [
         f"policy_config.off_policy_degree={degree}", f"run_config.max_seconds={60 * minutes:.0f}", "run_config.max_env_step=0",
         "run_config.eval_every=0", "run_config.eval_episodes=8", "run_config.final_eval_modes=['prior']",
-        "run_config.checkpoint_every=0", f"env_config.valid_action_store={folder.absolute()}-actions.sqlite",
+        "run_config.checkpoint_every=0", f"env_config.valid_action_store={actions}",
     ]  # fmt: skip
     play(folder, ["--seed", str(seed)], settings)
 

@@ -40,6 +40,7 @@ def run(
     on_eval: Callable[[EvalResult], None] | None = None,
     after_train: Callable[[], None] | None = None,
     on_restart: Callable[[int, Exception], None] | None = None,
+    on_retire: Callable[[int], None] | None = None,
     on_stop: str = "finish",
     handle_signals: bool = True,
     print_statistics: bool = True,
@@ -54,7 +55,8 @@ def run(
     included; no collect is started that they leave no use for. max_seconds: of the clock. stop_fn: asked before
     every train. eval_target: a score that ends the run, from a background evaluation too. on_eval: called with every result,
     in the learner's thread. after_train: called there after every train and its evaluation, while no train runs: the
-    moment to save a checkpoint. on_restart: called before a failed collector goes on. on_stop: on Ctrl+C and SIGTERM (the
+    moment to save a checkpoint. on_restart: called before a failed collector goes on; on_retire: when one is
+    given up. on_stop: on Ctrl+C and SIGTERM (the
     first one; a second one interrupts at once) and on stop(), let running collects and evaluations finish, or abandon
     them. An exception in any role ends the run with that exception. Without a stop condition it
     runs until a signal or stop(). `best_eval` and `last_eval` are of this call; they are None if none was made.
@@ -74,6 +76,7 @@ def run(
         scores=Scores(eval_target, on_eval),
         after_train=after_train,
         on_restart=on_restart,
+        on_retire=on_retire,
         patient=one_of("on_stop", on_stop, ON_STOP) == "finish",
     ).run(handle_signals, print_statistics)
 
@@ -96,6 +99,7 @@ class _Run:
         scores: Scores,
         after_train: Callable[[], None] | None,
         on_restart: Callable[[int, Exception], None] | None,
+        on_retire: Callable[[int], None] | None,
         patient: bool,
     ) -> None:
         for name, fn in (("collect_fn", collect_fn), ("train_fn", train_fn), ("eval_fn", eval_fn)):
@@ -125,7 +129,8 @@ class _Run:
         self.eval_every, self.max_train, self.max_collect = eval_every, max_train, max_collect
         self.max_seconds = max_seconds
         self.deadline: float | None = None
-        self.stop_fn, self.scores, self.after_train, self.on_restart = stop_fn, scores, after_train, on_restart
+        self.stop_fn, self.scores, self.after_train = stop_fn, scores, after_train
+        self.on_restart, self.on_retire = on_restart, on_retire
         self.patient = patient
         self.reason = ""
         self.over = False
@@ -276,6 +281,8 @@ class _Run:
             shell.recorder.sums["retired"] += 1
         log.error("collector %d failed %d times in a row and is retired; the others go on: %r", worker,
                   coordinator.max_restarts + 1, error)  # fmt: skip
+        if self.on_retire is not None:
+            self.on_retire(worker)
         return True
 
     def _collect_once(self, worker: int, runner: LoopRunner, failures: int) -> int:

@@ -42,6 +42,7 @@ class ProcessBackend:
 
     def __init__(self, *, hang_timeout: float = 60.0) -> None:
         self._hang_timeout = positive_number("hang_timeout", hang_timeout)
+        _allow_descriptors()
         self._threads = ThreadGroup(RealClock(), "lzero-link")
         self._pool = RegionPool(reuse_when_gone=True)
         self._workers: list[ProcessWorker] = []
@@ -217,6 +218,7 @@ class _Life:
         self._given_back: deque[tuple[int, bool]] = deque()
         self._gone = threading.Event()
         self._listener = 0
+        self._output_from = os.path.getsize(output) if output and os.path.exists(output) else 0
         ours, theirs = socket.socketpair()
         their_lifeline, self._lifeline = os.pipe()
         try:
@@ -249,7 +251,7 @@ class _Life:
             self._running = call
         given_back = [self._given_back.popleft() for _ in range(len(self._given_back))]
         try:
-            call.parcels = self._wire.send("call", call.number, (method, args, {}, stop is not None, given_back))
+            call.parcels = self._wire.send("call", call.number, (method, args, stop is not None, given_back))
         except WireClosed:
             self._gone.wait(self._hang_timeout)
         except BaseException:
@@ -265,6 +267,7 @@ class _Life:
                 call.done.wait()
             return self._result(call, stop)
         except (KeyboardInterrupt, SystemExit):  # the call goes on, and with it its use of what it was given
+            self.tell("stop", "SIGINT", call.number)
             call.keep_parcels()
             raise
         finally:
@@ -279,7 +282,7 @@ class _Life:
             self._gone.wait(self._hang_timeout)
             raise WorkerDied(f"{self.name} {self.death}.")
         try:
-            fine, value, kept, _ = reply.value()
+            fine, value, kept = reply.value()
         except BaseException:
             call.keep_parcels()
             raise
@@ -332,7 +335,7 @@ class _Life:
         code = self._reap()
         with self._lock:
             self.death = self.death or why or _how_it_ended(code)
-            if code not in (0, -signal.SIGKILL) and (said := _last_words(self._output)):
+            if code not in (0, -signal.SIGKILL) and (said := _last_words(self._output, self._output_from)):
                 self.death += f"; its last words: {said}"
             running = self._running
         self._wire.close()
@@ -362,7 +365,7 @@ class _Life:
             parcel.when_gone(self._given_back.append)
         if message.kind == "reply":
             if message.number < 0:
-                fine, error, _, _ = message.value()
+                fine, error, _ = message.value()
                 self.close_error = None if fine else error
                 return
             with self._lock:
@@ -428,6 +431,15 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             return
 
 
+def _allow_descriptors() -> None:
+    """As many open files as the system lets us have: every parcel that waits is one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _how_it_ended(code: int) -> str:
     if code >= 0:
         return f"ended with code {code}"
@@ -437,10 +449,13 @@ def _how_it_ended(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def _last_words(output: str) -> str:
+def _last_words(output: str, start: int) -> str:
+    """The end of what a process wrote into a file that it began at `start`."""
     if not output:
         return ""
     try:
-        return Path(output).read_bytes()[-_TAIL:].decode(errors="replace").strip()
+        with open(output, "rb") as file:
+            file.seek(max(start, os.path.getsize(output) - _TAIL))
+            return file.read().decode(errors="replace").strip()
     except OSError:
         return ""

@@ -121,12 +121,14 @@ class Wire:
     def _receive_head(self, descriptors: list[int]) -> int:
         try:
             # Not socket.recv_fds, which takes flags and leaves them out.
-            data, extras, _, _ = self._socket.recvmsg(_HEAD.size, _ROOM, _FLAGS)
+            data, extras, flags, _ = self._socket.recvmsg(_HEAD.size, _ROOM, _FLAGS)
             for level, kind, raw in extras:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     found = array("i")
                     found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
                     descriptors += found
+            if flags & socket.MSG_CTRUNC:
+                raise WireClosed("too many files are open for what was sent; raise the limit (ulimit -n)")
             if not data:
                 raise WireClosed("the other side has ended")
             if len(data) < _HEAD.size:

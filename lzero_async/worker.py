@@ -76,37 +76,34 @@ def _serve(role: Any, link: _Link, wire: Wire, pool: RegionPool) -> None:
 
 
 def _call(role: Any, link: _Link, pool: RegionPool, message: Message) -> Any:
-    method, args, kwargs, with_stop, given_back = message.value()
+    method, args, with_stop, given_back = message.value()
     pool.give_back(given_back)
-    if with_stop:
-        kwargs = {**kwargs, "stop": link.stop_of(message.number)}
-    return getattr(role, method)(*args, **kwargs)
+    options = {"stop": link.stop_of(message.number)} if with_stop else {}
+    return getattr(role, method)(*args, **options)
 
 
 def _answer(wire: Wire, message: Message | None, work: Any) -> Any:
     """Do the work and send what it returned or raised. The first answer, to the start, sends nothing but the fact."""
     number = -1 if message is None else message.number
-    start = time.perf_counter()
     result, failure = None, None
     try:
         result = work()
     except BaseException as error:
         failure = pack_error(error)
-    times = (start, time.perf_counter())
     kept = []
     if message is not None:
         kept = [place for place, parcel in enumerate(message.parcels) if not parcel.let_go()]
         message.close()
     if number > 0 and failure is None:
         try:
-            wire.send("reply", number, (True, result, kept, times))
+            wire.send("reply", number, (True, result, kept))
             return result
         except WireClosed:
             raise
         except Exception as error:  # a result that cannot be pickled
             failure = pack_error(error)
     with contextlib.suppress(WireClosed):
-        wire.send("reply", number, (failure is None, failure, kept, times))
+        wire.send("reply", number, (failure is None, failure, kept))
     return result
 
 

@@ -595,7 +595,7 @@ def read_until(process: subprocess.Popen[str], words: str) -> None:
 def test_the_last_words_of_workers_do_not_take_the_name_of_a_start_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.log").touch()
-    (tmp_path / "run" / "workers.log").write_text("the other side has ended")
+    (tmp_path / "run" / "learner.out").write_text("the other side has ended")
     assert _free_folder(str(tmp_path / "run"), None) == tmp_path / "run"
     (tmp_path / "run" / "options.json").touch()
     assert _free_folder(str(tmp_path / "run"), None) == tmp_path / "run-2"

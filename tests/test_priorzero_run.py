@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -346,3 +347,108 @@ def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) ->
             agent.resume(tmp_path / "bad.safetensors", checkpoint.load(tmp_path / "bad.safetensors"))
     finally:
         agent.close()
+
+
+def test_ctrl_c_in_the_first_collect_ends_in_order(llm: str, tmp_path: Path) -> None:
+    folder = tmp_path / "early"
+    command = [sys.executable, str(ENTRY), *arguments(llm, folder, "--max_iter", "6")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "train 0/" in line:
+            os.kill(process.pid, signal.SIGINT)
+            break
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert f"go on with: --resume {folder}" in output
+    assert json.loads((folder / "results.json").read_text())["ended_by"] == "SIGINT"
+
+
+def small_agent(llm: str, folder: Path, *more: str) -> object:
+    from zoo.jericho.priorzero.trainer import PriorZero
+
+    return PriorZero(
+        build_options(assignments=[*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=3", *more]),
+        find_game(SHIPPED_GAME),
+        folder,
+    )
+
+
+def test_an_evaluation_that_fails_is_asked_again(llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.jericho.priorzero.players import EvaluatorRole
+
+    played, failed = EvaluatorRole._play, list[int]()
+
+    def fails_once(role: EvaluatorRole, mode: str, version: int, should_stop: object) -> dict:
+        if not failed:
+            failed.append(version)
+            raise RuntimeError("the engine is gone")
+        return played(role, mode, version, should_stop)
+
+    monkeypatch.setattr(EvaluatorRole, "_play", fails_once)
+    agent = small_agent(llm, tmp_path, "policy_config.restart_backoff=0.01")
+    try:
+        result = agent.run()
+        assert (result.statistics["restarts"], [row["version"] for row in agent.history]) == (1, [3])
+    finally:
+        agent.close()
+
+
+def test_a_role_that_cannot_be_built_again_is_tried_again(llm: str, tmp_path: Path) -> None:
+    """What it is built from could be used before: a server that starts again, say."""
+    agent = small_agent(llm, tmp_path, "policy_config.restart_backoff=0.01", "run_config.eval_every=0")
+    worker, tries = agent.collectors[0], list[str]()
+    call = worker.call
+
+    def refused(method: str, *args: object, **words: object) -> object:
+        if method == "collect" and len(tries) < 2:
+            tries.append(method)
+            raise RuntimeError("lost") if len(tries) == 1 else ConfigError("the engine does not work")
+        return call(method, *args, **words)
+
+    worker.call = refused
+    try:
+        result = agent.run()
+        assert (result.statistics["restarts"], result.statistics["train_count"]) == (2, 3)
+    finally:
+        agent.close()
+
+
+def test_a_train_that_a_failure_left_behind_is_counted_before_the_checkpoint(
+    llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.jericho.priorzero.learner_role import LearnerRole
+    from zoo.jericho.priorzero.players import CollectorRole
+
+    training, trained = threading.Event(), LearnerRole.train
+    collect = CollectorRole.collect
+
+    def slow(role: LearnerRole, batch: int, version: int, parcel: Parcel) -> dict:
+        if version or batch:  # the second train: outlast the patience that a failure elsewhere leaves it
+            training.set()
+            agent.coordinator.shell.wait(60.0)
+            threading.Event().wait(1.0)
+        return trained(role, batch, version, parcel)
+
+    def fails_during_a_train(role: CollectorRole, order: object, weights: Parcel, stop: object) -> Parcel:
+        if order.number >= 2:
+            assert training.wait(60.0)
+            raise RuntimeError("for good")
+        return collect(role, order, weights, stop)
+
+    monkeypatch.setattr(LearnerRole, "train", slow)
+    monkeypatch.setattr(CollectorRole, "collect", fails_during_a_train)
+    more = ("policy_config.backend=thread", "policy_config.off_policy_degree=2", "policy_config.max_restarts=0")
+    agent = small_agent(llm, tmp_path, *more, "run_config.eval_every=0")
+    try:
+        with pytest.raises(RuntimeError, match="for good"):
+            agent.run()
+    finally:
+        agent.close()
+    state = checkpoint.load(tmp_path / "ckpt" / "last.safetensors")
+    gate = state["coordinator"]["gate"]
+    assert state["learner"]["updates"] == 3 * gate["trained"] == 6
+    assert gate["waiting"] == []

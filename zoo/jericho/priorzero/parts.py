@@ -43,7 +43,6 @@ class Parts:
         self._engine: Engine | None = None
         self._prior: LLMPrior | None = None
         self._store: Any = None
-        self._closed = False
         self.key = f"{os.getpid()}/{id(self)}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,12 +131,13 @@ class Parts:
         values: dict[str, Any] = dict(self._encoder.statistics()) if self._encoder is not None else {}
         if self._prior is not None:
             values |= {f"prior_{key}": value for key, value in self._prior.statistics().items()}
+            values["engine_restarts"] = getattr(self._engine, "restarts", 0)
         return {key: value for key, value in values.items() if isinstance(value, (int, float))}
 
     def close(self) -> None:
         """End the language model; closing twice is harmless."""
         with self._lock:
-            engine, store, self._closed = self._engine, self._store, True
+            engine, store = self._engine, self._store
             self._engine = self._store = None
         if engine is not None:
             engine.close()

@@ -79,7 +79,7 @@ policy_config = dict(
     max_restarts=3,
     # Seconds before the first restart; doubled for each further one.
     restart_backoff=1.0,
-    # Seconds without a sign of life after which a role's process counts as hung and is restarted.
+    # Seconds without a sign of life (stopped, or stuck in C code) after which a role's process counts as hung and is restarted.
     hang_timeout=60.0,
     # Episodes per collect; each collect plays them with one version of the weights.
     n_episode=8,

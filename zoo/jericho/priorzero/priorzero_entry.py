@@ -29,7 +29,7 @@ from lzero_async.errors import ConfigError, WorkerDied
 FAILED = 1
 INTERRUPTED = 130
 BAD_INPUT = 2
-RUN_LOG, WORKERS_LOG, CACHE_FILE = "run.log", "workers.log", "cache.sqlite"
+RUN_LOG, ROLE_OUTPUT, CACHE_FILE = "run.log", ".out", "cache.sqlite"
 ENDS = {
     "max_train": "max_iter",
     "stop_fn": "max_env_step",
@@ -175,16 +175,26 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
         reason = ENDS.get(result.reason, result.reason)
         interrupted = result.reason.startswith("SIG")
         rows: list[dict[str, Any]] = []
+        failure: Exception | None = None
         try:
             rows = [] if interrupted else agent.final_evaluation()
         except KeyboardInterrupt:
             interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
+        except Exception as error:  # what was learned is reported first
+            failure, reason = error, f"{reason}; the final evaluation failed"
         agent.coordinator.print_statistics()
         _report(agent, rows, reason, last)
         if interrupted:
             print(f"go on with: --resume {folder}")
-    finally:
-        agent.close()
+        if failure is not None:
+            raise failure
+    except BaseException as error:
+        try:
+            agent.close()
+        except Exception as late:  # the first error is the one to show
+            logging.getLogger(__name__).error("while closing after %r: %r", error, late)
+        raise
+    agent.close()
     return INTERRUPTED if interrupted else 0
 
 
@@ -227,7 +237,7 @@ def _is_free(folder: Path) -> bool:
         return False
     return all(
         path.name.startswith(CACHE_FILE)
-        or path.name == WORKERS_LOG  # whatever workers said before they were ended; more is written behind it
+        or path.suffix == ROLE_OUTPUT  # whatever workers said before they were ended; more is written behind it
         or (path.name == RUN_LOG and path.stat().st_size == 0)
         for path in folder.iterdir()
     )
@@ -312,8 +322,8 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
 def _saved_work(reuse: dict[str, Any]) -> str:
     """One line about the caches."""
     asked = reuse.get("game_valid_action_hits", 0) + reuse.get("game_valid_action_misses", 0)
-    shares = {"text vectors": reuse["encoder_hit_rate"], "priors": reuse.get("prior_hit_rate")}
-    shares["valid actions"] = reuse["game_valid_action_hits"] / asked if asked else None
+    shares = {"text vectors": reuse.get("encoder_hit_rate"), "priors": reuse.get("prior_hit_rate")}
+    shares["valid actions"] = reuse.get("game_valid_action_hits", 0) / asked if asked else None
     return "known already: " + ", ".join(
         f"{share:.1%} of {name}" for name, share in shares.items() if share is not None
     )

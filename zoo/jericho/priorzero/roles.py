@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.players import CollectorRole, EvaluatorRole
 
 Emit = Callable[[Any], None]
+OWN_ENDS = ("max_train", "max_collect", "max_seconds", "stop_fn", "eval_target")
 
 
 @dataclass(frozen=True)
@@ -57,5 +58,5 @@ def stopped(stop: StopSignal) -> Stopped:
 
 
 def interrupted(stop: StopSignal) -> bool:
-    """Whether the run stops because of a signal, not because it has reached its own end."""
-    return stop.is_set() and str(getattr(stop, "stop_reason", "")).startswith("SIG")
+    """Whether the run stops because of a signal or a failure, not because it has reached its own end."""
+    return stop.is_set() and str(getattr(stop, "stop_reason", "")) not in OWN_ENDS

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, WorkerDied, make_backend
-from lzero_async.errors import ConfigError
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async.errors import ConfigError, Stopped
 from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
@@ -68,11 +68,12 @@ class PriorZero:
         self._recent: list[float] = []
         self._losses: dict[str, float] = {}
         self._rates = {"collect": 0.0, "train": 0.0}
-        self._reuse: dict[str, dict[str, Any]] = {}
+        self._reuse: dict[tuple[str, str], dict[str, Any]] = {}  # the last report of each role in each of its processes
         self._started = time.monotonic()
         self._steps_before = self._trains_before = 0
         self._records = Records(folder)
         self._unwritten: OSError | None = None  # why the last train is not in the records
+        self._unsaved = self._closing = False
         self.backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
         if self.backend.kind == "process":
             self.progress.note(
@@ -116,7 +117,7 @@ class PriorZero:
                 factory,
                 on_event=self._told,
                 environment=dict.fromkeys(THREAD_VARIABLES, str(threads)),
-                output=str(self.folder / "workers.log"),
+                output=str(self.folder / f"{name.replace(' ', '-')}.out"),
             )
 
         self.learner = start("learner", partial(roles.learner, parts[places[0]], policy.learner_device))
@@ -146,7 +147,7 @@ class PriorZero:
         for worker in self._roles():
             report = worker.call("ready")
             if worker is not self.learner:
-                self._reuse[worker.name] = report
+                self._report_reuse(worker, report)
         if self.backend.kind == "process":
             self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
@@ -169,8 +170,14 @@ class PriorZero:
         self._streams[context.worker] = number + 1
         order = roles.CollectOrder(context.snapshot.version, number, self.env_steps)
         worker = self.collectors[context.worker]
-        batch: Parcel = worker.call("collect", order, context.snapshot.state, stop=context.stop)
-        self._reuse[worker.name] = batch.meta["statistics"]
+        try:
+            batch: Parcel = worker.call("collect", order, context.snapshot.state, stop=context.stop)
+        except ConfigError as error:
+            if not worker.restarts:
+                raise
+            # What it was built from could be used before, so this may pass: a server that starts again, say.
+            raise RuntimeError(f"{worker.name} could not be made anew: {error}") from error
+        self._report_reuse(worker, batch.meta["statistics"])
         return batch
 
     def train(self, batch: Batch) -> TrainReport:
@@ -217,23 +224,27 @@ class PriorZero:
         return float(rows[0]["mean"])
 
     def _evaluate(self, modes: tuple[str, ...], version: int, weights: Any, stop: StopSignal) -> list[dict[str, Any]]:
-        """Rows of the evaluation table; an evaluator that dies is restarted and asked again."""
+        """Rows of the evaluation table; an evaluator that fails is made anew and asked again."""
         policy = self.options.policy_config
+        assert self.evaluator is not None
         for attempt in range(policy.max_restarts + 1):
             try:
                 rows, statistics = self.evaluator.call("evaluate", modes, version, weights, stop=stop)
                 break
-            except WorkerDied as error:
+            except Exception as error:
                 pause = policy.restart_backoff * 2**attempt
-                if attempt == policy.max_restarts:
+                if isinstance(error, Stopped) or attempt == policy.max_restarts:
                     raise
-                if stop.wait(pause) and roles.interrupted(stop):  # one that is due at a run's own end is finished
+                given_up = stop.wait(pause) and roles.interrupted(
+                    stop
+                )  # one that is due at a run's own end is finished
+                if given_up or self._closing:
                     raise roles.stopped(stop) from error
-                log.warning("%s It is started again after %.3g s and asked again.", error, pause)
+                log.warning("the evaluator failed (%r); it is made anew after %.3g s and asked again", error, pause)
                 self.coordinator.count_restart()
                 self.evaluator.restart()
                 self._locate()
-        self._reuse[self.evaluator.name] = statistics
+        self._report_reuse(self.evaluator, statistics)
         for row in rows:
             row |= {
                 "env_steps": self._steps_of.get(version, self.env_steps),
@@ -274,6 +285,7 @@ class PriorZero:
                 on_eval=self._evaluated,
                 after_train=self._trained,
                 on_restart=self._restarted,
+                on_retire=lambda worker: self.collectors[worker].kill(),
                 print_statistics=False,
             )
         except Exception as error:
@@ -284,7 +296,12 @@ class PriorZero:
 
     def _save_after(self, error: Exception) -> None:
         """A run that fails leaves a checkpoint of its last finished train, if the learner still lives."""
-        if isinstance(error, ConfigError) or not self.learner.alive:
+        threads, changes = self.coordinator.threads, 0
+        while (
+            "learner" in threads.alive() and self.learner.alive
+        ):  # a train that was left behind is finished and counted
+            changes = threads.wait_for_change(changes, 1.0)
+        if self._unsaved or not self.learner.alive:
             return
         try:
             self.save()
@@ -360,6 +377,9 @@ class PriorZero:
             done.append(gone / run.max_seconds)
         return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
 
+    def _report_reuse(self, worker: Worker, report: dict[str, Any]) -> None:
+        self._reuse[report["key"], worker.name] = report
+
     def reuse(self) -> dict[str, float]:
         """How much work was saved: hits of the encoder's, the prior's and the valid actions' caches, of all roles."""
         values: dict[str, float] = {}
@@ -402,7 +422,9 @@ class PriorZero:
             "history": list(self.history),
             "recent": self._recent,
         }
+        self._unsaved = True
         self.learner.call("save", str(self.last_checkpoint), state, waiting)
+        self._unsaved = False
         self._records.flush()
         return self.last_checkpoint
 
@@ -450,6 +472,7 @@ class PriorZero:
 
     def close(self) -> None:
         """End every role and whatever else runs, each of them whatever becomes of the others."""
+        self._closing = True
         failed: Exception | None = None
         for close in (self.backend.close, self.coordinator.close, self._records.close):
             try:

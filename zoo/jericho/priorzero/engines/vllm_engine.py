@@ -125,6 +125,11 @@ class VllmEngine:
             transport.close()
             raise
 
+    @property
+    def restarts(self) -> int:
+        """How often the engine's process was started again."""
+        return self._counts["restarts"]
+
     def count_tokens(self, prompt: Prompt) -> int:
         with self._lock:
             return len(self._tokens.prompt_ids(prompt))
