@@ -56,7 +56,7 @@ class Parcel:
         self._packed: Packed | None = None
         self._pool: RegionPool | None = None
         self._descriptor = -1
-        self._maps: list[mmap.mmap | memoryview] = []
+        self._maps: list[mmap.mmap] = []
         self._held = _Held()
 
     @classmethod
@@ -89,10 +89,10 @@ class Parcel:
         if packed is None or not packed.spans:
             return self.open()
         self._raise_if_closed()
-        whole = memoryview(_window(self._descriptor, packed.size))
-        views = [whole[start : start + size] for start, size in packed.spans]
-        self._maps += views
-        return loads(packed.payload, views, read_only=True)
+        window = _window(self._descriptor, packed.size)
+        self._maps.append(window)
+        view = memoryview(window)
+        return loads(packed.payload, [view[start : start + size] for start, size in packed.spans], read_only=True)
 
     def settled(self, copy: Callable[[Any], Any]) -> Parcel:
         """Itself, with a copy of its value if its maker goes on changing that."""
@@ -160,31 +160,38 @@ def _gone(descriptor: int, region: int, held: _Held, done: Callable[[tuple[int, 
         done((region, held.reusable))
 
 
-_windows: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()  # by the identity of the file
+class _Window(mmap.mmap):
+    """A read-only mapping that is kept; closing it only says, by BufferError, that an array still lies in it."""
+
+    def close(self) -> None:
+        try:
+            self.resize(len(self))  # refused: first because of such an array, then because nothing read-only is resized
+        except TypeError:
+            return
+
+
+_windows: OrderedDict[tuple[int, int], _Window] = OrderedDict()  # by the identity of the file
 _opening = threading.Lock()
 
 
-def _window(descriptor: int, size: int) -> mmap.mmap:
+def _window(descriptor: int, size: int) -> _Window:
     """The read-only mapping of a file, made once. A file keeps its number as long as it is mapped."""
     status = os.fstat(descriptor)
     key = status.st_dev, status.st_ino
     with _opening:
         window = _windows.pop(key, None)
         if window is None or len(window) < size:
-            window = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+            window = _Window(descriptor, status.st_size, access=mmap.ACCESS_READ)
         _windows[key] = window
         while len(_windows) > KEPT_REGIONS:
             _windows.popitem(last=False)  # unmapped with its last array
         return window
 
 
-def _closed(mapped: mmap.mmap | memoryview) -> bool:
-    """Close a mapping, or let go of a part of one that stays; False if an array still lies in it."""
+def _closed(mapped: mmap.mmap) -> bool:
+    """Close a mapping; False if an array still lies in it."""
     try:
-        if isinstance(mapped, memoryview):
-            mapped.release()
-        else:
-            mapped.close()
+        mapped.close()
     except BufferError:
         return False
     return True

@@ -405,7 +405,7 @@ def publish(version):
 """
 READER = """
 def read(parcel):
-    arrays = parcel.open()
+    arrays = parcel.read()
     seen = set()
     for array in (*arrays, arrays[0]):
         raw = bytes(array)
@@ -498,6 +498,7 @@ def test_what_is_read_cannot_be_changed_and_costs_no_new_mapping() -> None:
         maps.append(set(parcels._windows))
     assert maps[0] == maps[1] == maps[2]  # one region, mapped once
     pool.close()
+    parcels._windows.clear()
 
 
 def test_small_parcels_are_read_as_they_are_opened() -> None:
