@@ -25,9 +25,9 @@ COMMON = (
 # Fixed beforehand, so that a train takes about as long as a collect.
 AGENTS = {
     "world model only": (
-        "llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']", "policy_config.update_per_collect=120",
+        "llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']", "policy_config.update_per_collect=150",
     ),
-    "with the LLM prior": ("policy_config.update_per_collect=180",),
+    "with the LLM prior": ("policy_config.update_per_collect=220",),
 }  # fmt: skip
 
 
