@@ -22,10 +22,10 @@ quick: $(STAMP) ## every part of PriorZero once (1 to 3 minutes)
 learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes each; resumable
 	$(PY) -m benchmarks.learn
 
-learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 2.5 minutes each, one at a time (50 minutes); resumable
+learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 2 minutes each, one at a time (40 minutes); resumable
 	$(PY) -m benchmarks.learn_async
 
-test: $(STAMP) ## all tests (about 9 minutes)
+test: $(STAMP) ## all tests but chaos, soak and vllm (about 9 minutes)
 	$(PY) -m pytest
 	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
 

@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--degrees", type=int, nargs="+", default=[0, 2, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument(
-        "--minutes", type=float, default=2.5, help="of training, per run (default %(default)s, at most 8)"
+        "--minutes", type=float, default=2.0, help="of training, per run (default %(default)s, at most 8)"
     )
     parser.add_argument("--folder", type=Path, default=Path("runs/learn_async"))
     parser.add_argument("--draw_only", action="store_true", help="only write and draw what is there")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lzero_async import Parcel
+from lzero_async import Parcel, read_trace
 from lzero_async.errors import ConfigError
 from tests.test_priorzero_engine import write_model
 from zoo.jericho.priorzero import checkpoint
@@ -205,6 +205,14 @@ def test_a_checkpoint_of_another_run_is_refused(
     [
         ["--off_policy_degree", "2", "--async_eval"],
         ["--off_policy_degree", "-1", "--set", "policy_config.replay_buffer_size=2000"],
+        [
+            "--off_policy_degree",
+            "1",
+            "--set",
+            "policy_config.adaptive_degree=True",
+            "--set",
+            "policy_config.backend=thread",
+        ],
     ],
 )
 def test_later_degrees_only_change_a_number(llm: str, tmp_path: Path, extra: list[str]) -> None:
@@ -214,6 +222,36 @@ def test_later_degrees_only_change_a_number(llm: str, tmp_path: Path, extra: lis
     assert results["statistics"]["train_count"] == 5
     assert results["statistics"]["restarts"] == 0
     assert results["statistics"]["staleness_max"] <= results["statistics"]["off_policy_degree"]
+
+
+def test_at_degree_0_processes_give_the_numbers_of_one_process(straight: Path, llm: str, tmp_path: Path) -> None:
+    folder = tmp_path / "apart"
+    assert main(arguments(llm, folder, "--max_iter", "6", "--set", "policy_config.backend=process")) == 0
+    assert metrics(folder) == metrics(straight)
+
+
+def test_roles_are_processes_and_every_batch_says_where_it_comes_from(llm: str, tmp_path: Path) -> None:
+    folder = tmp_path / "apart"
+    settings = ["--off_policy_degree", "3", "--num_collectors", "2", "--set", "run_config.trace=True"]
+    assert main(arguments(llm, folder, "--max_iter", "6", *settings)) == 0
+    places = {}
+    for event in read_trace(folder / "trace.json"):
+        if event["ph"] == "X" and event["name"] in ("collect", "train", "eval"):
+            places.setdefault(event["name"], set()).add(event["pid"])
+    assert len(places["collect"] - {os.getpid()}) == 2
+    assert len(places["train"] - {os.getpid()}) == 1
+    assert not places["collect"] & places["train"]
+    rows = metrics(folder)
+    assert [row["train"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    streams = [tuple(row["batch/stream"]) for row in rows]
+    assert len(set(streams)) == 6
+    assert all(
+        stream[:2] == (0, 1) and stream[2] == row["batch/worker"] for stream, row in zip(streams, rows, strict=True)
+    )
+    assert all(0 <= row["train"] - 1 - row["batch/version"] <= 3 for row in rows)
+    assert all(row["train"] - 1 - row["batch/version"] <= row["learner/staleness"] for row in rows)
+    sources = {json.loads(line)["batch/source"] for line in (folder / "metrics.jsonl").read_text().splitlines()}
+    assert sources <= {f"collector {pid}" for pid in places["collect"]}
 
 
 @pytest.mark.parametrize("limit", [["--max_iter", "1"], ["--set", "run_config.max_env_step=5"]])
