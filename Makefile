@@ -58,7 +58,7 @@ vllm-test: vllm ## the tests that need a real vLLM (CPU build; about 10 minutes)
 game: ## compile the shipped game again (needs inform6) and check that it is the frozen one
 	$(PYTHON) zoo/jericho/priorzero/games/build.py
 
-soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk (about 10 minutes)
+soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points (about 15 minutes)
 	$(PY) -m pytest -m soak -p no:cacheprovider
 
 lock: $(STAMP) ## resolve requirements/*.in into the locks again (UPGRADE=1: let the pins move)

@@ -311,6 +311,7 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
         "results": results,
         "metrics": agent.folder / "metrics.jsonl",
         "TensorBoard": agent.folder / "log",
+        "trace": agent.folder / "trace.json",
         "log": agent.folder / "run.log",
     }
     places["best checkpoint"] = best
