@@ -616,7 +616,7 @@ def test_nothing_outlives_an_entry_point_that_is_killed_and_a_resumed_run_comple
     with start(llm, folder, *words) as process:
         read_until(process, " train 3/")
         family = marked()
-        assert len(family) >= 1 + 4 + 3 + 4  # roles, engines, games
+        assert len(family) >= 1 + 3 + 2 + 4  # roles, engines, games
         process.kill()
         assert vanish(family | marked())
     gate = gate_of(folder)
