@@ -417,6 +417,24 @@ def test_a_collector_that_fails_while_the_run_stops_does_not_fail_the_run() -> N
         coordinator.close()
 
 
+def test_a_collector_that_keeps_failing_is_retired_and_the_others_go_on() -> None:
+    with VirtualClock() as clock:
+        coordinator, _, learner = pipeline(clock, 2, on_failure="restart", num_collectors=2, max_restarts=2)
+        retired: list[int] = []
+
+        def one_is_poisoned(context: CollectContext) -> str:
+            clock.sleep(1.0)
+            if context.worker == 1:
+                raise Interrupted("again")
+            return "data"
+
+        result = coordinator.run(one_is_poisoned, learner, max_train=20, on_retire=retired.append)
+        assert retired == [1]
+        names = ("train_count", "failed", "restarts", "retired")
+        assert [result.statistics[name] for name in names] == [20, 3, 2, 1]
+        coordinator.close()
+
+
 def test_a_bad_argument_is_not_tried_again() -> None:
     with VirtualClock() as clock:
         coordinator, _, learner = pipeline(clock, 2, on_failure="restart", num_collectors=2)
