@@ -7,6 +7,7 @@ not know where it lives.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -24,6 +25,7 @@ from lzero_async.types import StopSignal
 from lzero_async.weights import freeze
 
 Factory = Callable[[Callable[[Any], None]], Any]
+log = logging.getLogger("lzero_async")
 BACKENDS: Final = ("inline", "thread", "process")
 _MOMENT: Final = 0.1  # seconds for threads that were told to end
 
@@ -321,13 +323,16 @@ class ThreadBackend(InlineBackend):
 
 
 def close_all(workers: list[Worker], timeout: float) -> None:
-    """Close every worker, each whatever becomes of the others, in `timeout` seconds together; raise the first error."""
+    """Close every worker, each whatever becomes of the others, in `timeout` seconds together; raise the first error, log
+    the others."""
     deadline = time.monotonic() + timeout
     failed: Exception | None = None
     for worker in workers:
         try:
             worker.close(max(0.0, deadline - time.monotonic()))
         except Exception as error:
+            if failed is not None:
+                log.error("while closing after %r: %r", failed, error)
             failed = failed or error
     if failed is not None:
         raise failed

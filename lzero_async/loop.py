@@ -138,6 +138,7 @@ class _Run:
         self.runners: list[LoopRunner] = []
         self.logged: set[type[Exception]] = set()
         self.collectors_left = coordinator.num_collectors
+        self.proven: set[int] = set()  # collectors that have collected
 
     def run(self, handle_signals: bool, print_statistics: bool) -> RunResult:
         coordinator = self.coordinator
@@ -274,7 +275,7 @@ class _Run:
         """A collector failed too often: go on without it if another one is left; return whether one is."""
         shell, coordinator = self.shell, self.coordinator
         with shell.lock:
-            hopeless = isinstance(error, ConfigError) or self.collectors_left <= 1
+            hopeless = self.collectors_left <= 1 or self._is_refused(worker, error, 0)
             if coordinator.on_failure != "restart" or shell.is_set() or hopeless:
                 return False
             self.collectors_left -= 1
@@ -290,11 +291,12 @@ class _Run:
         coordinator, shell = self.coordinator, self.shell
         try:
             self._call(runner, coordinator.run_collect, self.collect_fn, worker=worker, with_context=True)
+            self.proven.add(worker)
             return 0
         except Exception as error:
             if getattr(error, "origin", None) is shell:
                 raise
-            if isinstance(error, ConfigError):  # what cannot be used does not become usable
+            if self._is_refused(worker, error, failures):
                 raise
             if coordinator.on_failure == "restart" and shell.is_set():  # its collect was to be given up anyway
                 log.warning("collector %d failed while the run was stopping: %r", worker, error)
@@ -313,6 +315,11 @@ class _Run:
             if self.on_restart is not None:
                 self.on_restart(worker, error)
             return failures + 1
+
+    def _is_refused(self, worker: int, error: Exception, failures: int) -> bool:
+        """Whether a collector cannot be used at all. What cannot be used does not become usable; but of one that had come
+        further before, the same words may pass: a server that it needs is starting again, say."""
+        return isinstance(error, ConfigError) and not failures and worker not in self.proven
 
     def _first_of_its_kind(self, error: Exception) -> Exception | None:
         """The error if its traceback was not logged yet: one per type is enough to read."""

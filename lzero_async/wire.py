@@ -1,4 +1,7 @@
-"""Messages between a process and its workers, over a Unix socket: a pickle each, with the parcels' descriptors beside it."""
+"""Messages between a process and its workers, over a Unix socket: a pickle each, with the parcels' descriptors beside it.
+
+Both ends are ours: a socket pair without a name, that nobody else can reach, so what is unpickled here is what we pickled.
+"""
 
 from __future__ import annotations
 

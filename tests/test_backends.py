@@ -1,4 +1,8 @@
-"""Where roles live: the promises of every backend, and those of processes."""
+"""Where roles live: the promises of every backend, and those of processes.
+
+A sleep inside a role is work that the test never waits for (the role is ended in it), but for one that has to outlast a real
+heartbeat; `holds` polls, with a deadline, for what only the kernel knows.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from lzero_async import ConfigError, LzeroAsyncError, Parcel, Worker, WorkerDied
 from lzero_async.backends import BACKENDS, Backend
 from lzero_async.processes import ProcessBackend
 from lzero_async.testing import ScriptedRole, conformance
+from tests.process_tools import children
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [(kind, check) for kind in BACKENDS for check in conformance.applicable(kind)]
@@ -75,18 +80,6 @@ def holds(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.005)
     return True
-
-
-def children() -> set[int]:
-    mine = f" {os.getpid()} "
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if path.read_text().rpartition(")")[2][2:].startswith(mine):
-                found.add(int(path.parent.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 def descriptors() -> int:
@@ -578,7 +571,7 @@ def test_a_result_that_cannot_be_sent_costs_no_memory(backend: ProcessBackend) -
     assert footprint(maker)[0] < 20
 
 
-def test_a_caller_that_is_interrupted_leaves_its_parcels_to_the_role(backend: ProcessBackend) -> None:
+def test_a_caller_that_is_interrupted_leaves_its_parcels_to_the_role(backend: ProcessBackend, tmp_path: Path) -> None:
     """The call goes on without its caller; the memory that it reads must not be used again."""
     maker, reader = start(backend), start(backend)
     reader.call("do", "")
@@ -594,11 +587,15 @@ def test_a_caller_that_is_interrupted_leaves_its_parcels_to_the_role(backend: Pr
         def wait(self, seconds: float) -> bool:
             return False
 
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    waiting = "open(args[1]).read(); kept = args[0].open()['data']"
     with pytest.raises(KeyboardInterrupt):
-        reader.call("do", "import time; time.sleep(0.3); kept = args[0].open()['data']", parcel, stop=Interrupting())
+        reader.call("do", waiting, parcel, str(gate), stop=Interrupting())
     del parcel
     for count in range(2, 12):
         maker.call("do", MAKE, count, BIG)
+    gate.write_text("go on")
     assert reader.call("do", "result = sorted(set(bytes(kept)))") == [1]
 
 

@@ -26,6 +26,7 @@ import pytest
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, EvalContext, RunResult, Worker, WorkerDied
 from lzero_async.backends import make_backend
 from lzero_async.testing import CollectorRole, EvaluatorRole, Interrupted, LearnerRole
+from tests.process_tools import children
 
 ROOT = Path(__file__).resolve().parent.parent
 EVAL_EVERY = 3
@@ -205,27 +206,14 @@ def audit(training: Training, max_train: int) -> dict[str, Any]:
     return stats
 
 
-def relatives() -> set[int]:
-    """The children of this process, dead ones that were not reaped included."""
-    mine = f" {os.getpid()} "
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if path.read_text().rpartition(")")[2][2:].startswith(mine):
-                found.add(int(path.parent.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_left(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level(logging.CRITICAL, "lzero_async")  # a record that pytest keeps would keep what its traceback holds
     gc.collect()
-    before, threads, opened = relatives(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+    before, threads, opened = children(), threading.active_count(), len(os.listdir("/proc/self/fd"))
     yield
     gc.collect()
-    assert relatives() <= before
+    assert children() <= before
     assert threading.active_count() <= threads
     assert len(os.listdir("/proc/self/fd")) <= opened
     assert not [name for name in os.listdir("/dev/shm") if "lzero" in name]

@@ -263,7 +263,6 @@ def test_a_background_evaluation_that_is_due_at_the_end_is_finished(llm: str, tm
 
 
 def test_a_background_evaluation_ends_the_run_and_saves_its_weights(llm: str, tmp_path: Path) -> None:
-    """Its score comes from a frozen version, while training has gone on to later ones."""
     settings = ["--async_eval", "--off_policy_degree", "2", "--max_iter", "1000"]
     for setting in ("eval_every=1", "target_score=0.001", "eval_episodes=4"):
         settings += ["--set", f"run_config.{setting}"]

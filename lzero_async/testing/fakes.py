@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
 import textwrap
 import time
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from lzero_async.errors import Stopped
@@ -180,19 +182,20 @@ class LearnerRole:
         return self.trained
 
     def save(self, path: str, state: Any) -> None:
-        """Write a checkpoint: all of it, or the one before stays."""
-        partly = f"{path}.partly"
-        with open(partly, "wb") as file:
-            pickle.dump({"version": self.version, "trained": self.trained, "state": state}, file)
-        os.replace(partly, path)
+        """Write a checkpoint, with the batches that wait: all of it, or the one before stays."""
+        batches = [[bytes(parcel.open()).hex(), parcel.meta] for parcel in state["batches"]]
+        saved = {"version": self.version, "trained": self.trained, "state": {**state, "batches": batches}}
+        partly = Path(f"{path}.partly")
+        partly.write_text(json.dumps(saved))
+        partly.replace(path)
 
     def load(self, path: str) -> Any:
         """Go back to a checkpoint; return the state that was saved with it."""
-        with open(path, "rb") as file:
-            saved = pickle.load(file)
+        saved = json.loads(Path(path).read_text())
         self.version, self.trained = saved["version"], saved["trained"]
         self._weights[:] = _pattern(self.version, len(self._weights))
-        return saved["state"]
+        batches = [Parcel(Block(bytearray.fromhex(data)), tuple(meta)) for data, meta in saved["state"]["batches"]]
+        return {**saved["state"], "batches": batches}
 
 
 class CollectorRole:

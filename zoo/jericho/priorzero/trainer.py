@@ -18,6 +18,7 @@ import numpy as np
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
 from zoo.jericho.priorzero import roles
@@ -75,12 +76,11 @@ class PriorZero:
         self._unwritten: OSError | None = None  # why the last train is not in the records
         self._unsaved = self._closing = False
         self.backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
-        if self.backend.kind == "process":
-            self.progress.note(
-                f"starting learner, {policy.num_collectors} collector(s) and evaluator, a process each ..."
-            )
         try:
             self._start_roles()
+            if self.backend.kind == "process":
+                names = ", ".join(worker.name for worker in self._roles())
+                self.progress.note(f"starting {names}, a process each ...")
             self.coordinator = AsyncTrainingCoordinator(
                 policy.off_policy_degree,
                 policy.enable_async_eval,
@@ -170,13 +170,7 @@ class PriorZero:
         self._streams[context.worker] = number + 1
         order = roles.CollectOrder(context.snapshot.version, number, self.env_steps)
         worker = self.collectors[context.worker]
-        try:
-            batch: Parcel = worker.call("collect", order, context.snapshot.state, stop=context.stop)
-        except ConfigError as error:
-            if not worker.restarts:
-                raise
-            # What it was built from could be used before, so this may pass: a server that starts again, say.
-            raise RuntimeError(f"{worker.name} could not be made anew: {error}") from error
+        batch: Parcel = worker.call("collect", order, context.snapshot.state, stop=context.stop)
         self._report_reuse(worker, batch.meta["statistics"])
         return batch
 
@@ -235,9 +229,8 @@ class PriorZero:
                 pause = policy.restart_backoff * 2**attempt
                 if isinstance(error, Stopped) or attempt == policy.max_restarts:
                     raise
-                given_up = stop.wait(pause) and roles.interrupted(
-                    stop
-                )  # one that is due at a run's own end is finished
+                # One that is due at a run's own end is finished.
+                given_up = stop.wait(pause) and roles.interrupted(stop)
                 if given_up or self._closing:
                     raise roles.stopped(stop) from error
                 log.warning("the evaluator failed (%r); it is made anew after %.3g s and asked again", error, pause)
@@ -297,9 +290,8 @@ class PriorZero:
     def _save_after(self, error: Exception) -> None:
         """A run that fails leaves a checkpoint of its last finished train, if the learner still lives."""
         threads, changes = self.coordinator.threads, 0
-        while (
-            "learner" in threads.alive() and self.learner.alive
-        ):  # a train that was left behind is finished and counted
+        # A train that was left behind is finished and counted first; a learner that dies meanwhile wakes nobody here.
+        while "learner" in threads.alive() and self.learner.alive:
             changes = threads.wait_for_change(changes, 1.0)
         if self._unsaved or not self.learner.alive:
             return
@@ -314,7 +306,7 @@ class PriorZero:
         weights = self.learner.call("weights")
         for mode in self.options.run_config.final_eval_modes:
             self.progress.note(f"final evaluation: {mode} ...")
-            rows += self._evaluate((mode,), self.coordinator.train_count, weights, _Never())
+            rows += self._evaluate((mode,), self.coordinator.train_count, weights, CallStop())
         return rows
 
     def _evaluated(self, result: EvalResult) -> None:
@@ -483,14 +475,3 @@ class PriorZero:
                 failed = failed or error
         if failed is not None:
             raise failed
-
-
-class _Never:
-    """The stop signal of an evaluation that nothing stops."""
-
-    def is_set(self) -> bool:
-        return False
-
-    def wait(self, seconds: float) -> bool:
-        time.sleep(seconds)
-        return False
