@@ -18,6 +18,7 @@ from lzero_async.parcels import Parcel
 from lzero_async.queues import BoundedQueue, QueueStatistics
 from lzero_async.trace import read_trace
 from lzero_async.types import (
+    BackgroundContext,
     Batch,
     CollectContext,
     DegreeChange,
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncTrainingCoordinator",
     "Backend",
+    "BackgroundContext",
     "Batch",
     "BoundedQueue",
     "CollectContext",

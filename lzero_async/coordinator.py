@@ -64,6 +64,9 @@ class AsyncTrainingCoordinator:
 
     num_collectors: collects that may run at once. staleness_policy: `wait`, `drop` or `allow`. publish_every: trains
     between two publications of the weights. max_train_ahead: extra trains on old data in a row while no batch waits.
+    queue_capacity: let the waiting batches be a queue of so many that never holds a collector back: a full one drops its
+    oldest batch, counted (not with `wait`). queue_order: `fifo`, or `priority` with priority=, a function of a collect's
+    data: the highest is trained first, the lowest dropped first.
     eval_overlap: what a new background evaluation does while one still runs (`skip`, `latest`, `wait`). on_failure:
     what `run` does when a collect raises (`raise`, `restart`), with max_restarts in a row per collector (one that fails
     more often is retired, and the last of them ends the run) and restart_backoff seconds before the first, doubling.
@@ -85,6 +88,9 @@ class AsyncTrainingCoordinator:
         staleness_policy: Policy = "wait",
         publish_every: int = 1,
         max_train_ahead: int = 0,
+        queue_capacity: int | None = None,
+        queue_order: str = "fifo",
+        priority: Callable[[Any], float] | None = None,
         eval_overlap: str = "latest",
         on_failure: str = "raise",
         max_restarts: int = 3,
@@ -120,9 +126,18 @@ class AsyncTrainingCoordinator:
             policy=staleness_policy,
             publish_every=publish_every,
             max_train_ahead=max_train_ahead,
+            capacity=queue_capacity,
+            order=queue_order,
         )
+        if (priority is None) == (queue_order == "priority"):
+            raise ConfigError(
+                f"queue_order is {queue_order!r} and priority is {priority!r}; a queue in order of priority needs "
+                "priority=, a function of a collect's data, and no other does."
+            )
+        self._priority = priority
         self._adaptive = adaptive_degree(adaptive, gate, min_degree, max_degree, drift_threshold, default_high)
-        warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
+        if queue_capacity is None:
+            warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
         if how:
             print(how, flush=True)
         self.clock: Clock = clock or RealClock()
@@ -192,6 +207,19 @@ class AsyncTrainingCoordinator:
         if self._trace is not None:
             self._trace.locate(role, pid)
 
+    def trace_span(self, role: str, name: str, start: float, end: float, **details: Any) -> None:
+        """Show work of a role of the application's own in the trace; times are of the coordinator's clock."""
+        if self._trace is not None:
+            self._trace.span(role, name, start, end, **details)
+
+    def set_queue_capacity(self, capacity: int) -> None:
+        """Change the length of a queue that has one; a shorter one drops what it has no room for."""
+        self.shell.set_capacity(capacity)
+
+    def set_active_collectors(self, number: int) -> None:
+        """Let only so many of the collectors collect at once; the others wait, and collects that run go on."""
+        self.shell.set_active_collectors(number)
+
     def count_restart(self) -> None:
         """Count the restart of a role that the loop does not restart itself."""
         with self.shell.lock:
@@ -207,7 +235,8 @@ class AsyncTrainingCoordinator:
         With `with_context`, `fn` gets a CollectContext. `timeout` (seconds) bounds each wait; a batch whose commit
         timed out stays in line. A coroutine function makes this return an awaitable.
         """
-        return self._run(CollectStage(self.shell, self.weights, self._trace, worker), fn, with_context, timeout)
+        stage = CollectStage(self.shell, self.weights, self._trace, worker, self._priority)
+        return self._run(stage, fn, with_context, timeout)
 
     def run_train(self, fn: Callable[..., Any], *, with_batch: bool = False, timeout: float | None = None) -> Any:
         """Wait for a batch and run `fn`, with the Batch if `with_batch`; return its result.

@@ -5,6 +5,9 @@ weights that a new collect loads, `waiting` the committed batches that are neith
 trained included), a ticket a collect that was admitted and has not been committed. A ticket's `deadline` is the version
 it loaded plus the degree at its admission; the batch keeps it.
 
+With a `capacity` the line is a queue that never holds a collector back: when it is full, a batch that waits makes way for
+the one that comes, and is counted as dropped.
+
 Every rule is a method `*_rule` that returns None when the step is allowed and the name of the blocking rule when it is
 not; `explain` puts the numbers to that name. Every step checks its rule and raises `GateError` when it is broken, so a
 caller that steps out of turn cannot corrupt the accounting.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 from lzero_async.config import one_of, whole_number
@@ -21,6 +25,7 @@ from lzero_async.errors import ConfigError, LzeroAsyncError
 
 Policy = Literal["wait", "drop", "allow"]
 POLICIES: Final = ("wait", "drop", "allow")
+ORDERS: Final = ("fifo", "priority")
 Running = Literal["train", "replay", "eval"]
 
 
@@ -47,18 +52,25 @@ class Gate:
         policy: Policy = "wait",
         publish_every: int = 1,
         max_train_ahead: int = 0,
+        capacity: int | None = None,
+        order: str = "fifo",
     ) -> None:
         one_of("staleness_policy", policy, POLICIES)
         self.num_collectors = whole_number("num_collectors", num_collectors, 1)
         self.policy = policy
         self.publish_every = whole_number("publish_every", publish_every, 1)
         self.max_train_ahead = whole_number("max_train_ahead", max_train_ahead, 0)
+        self.order = one_of("queue_order", order, ORDERS)
+        self.capacity = self._checked_capacity(capacity)
+        self.active_collectors = self.num_collectors
         self.degree = self._checked_degree(degree)
         self.version = 0
         self.published = 0
         self.running: Running | None = None
         self.waiting: deque[Ticket] = deque()
         self.tickets: dict[int, Ticket] = {}
+        self.priorities: dict[int, float] = {}  # of the waiting batches, where they differ from 0
+        self.owed = False  # the train of the first batch failed: it keeps its turn, whatever comes in behind it
         self.replays_in_row = 0
         self.admitted = 0
         self.committed = 0
@@ -81,8 +93,10 @@ class Gate:
             if waiting:
                 return "a batch waits for its train"
             return None if self.published == self.version else "the newest weights are not published"
-        if tickets >= self.num_collectors:
+        if tickets >= self.active_collectors:
             return "every collector is busy"
+        if self.capacity is not None:
+            return None
         if waiting + tickets >= self.degree + (self.running == "train"):
             return "lag"
         if self._next_start() + tickets > self.published + self.degree:
@@ -91,6 +105,8 @@ class Gate:
 
     def commit_rule(self, ticket_id: int) -> str | None:
         """The rule that forbids committing this finished collect now, or None."""
+        if self.capacity is not None:
+            return None
         if len(self.waiting) >= max(1, self.degree):
             return "lag"
         if self.policy == "wait" and len(self.tickets) > 1:
@@ -116,7 +132,7 @@ class Gate:
             return "max_train_ahead"
         if self.trained == 0:
             return "no batch was trained yet"
-        if self.tickets:
+        if self.tickets and not (self.capacity is not None and self.policy == "allow"):
             deadlines = sorted(t.deadline for t in self.tickets.values())
             if any(self.version + 1 + j > deadline for j, deadline in enumerate(deadlines)):
                 return "an open collect would become too old"
@@ -157,19 +173,27 @@ class Gate:
         self.admitted += 1
         return ticket
 
-    def commit(self, ticket_id: int) -> list[Ticket]:
+    def commit(self, ticket_id: int, priority: float = 0.0) -> list[Ticket]:
         """Turn a finished collect into a waiting batch; return the batches that this dropped."""
         self._require(self.commit_rule(ticket_id), "commit a collect")
-        return self._line_up(ticket_id)
+        return self._line_up(ticket_id, priority)
 
-    def try_commit(self, ticket_id: int) -> list[Ticket] | None:
+    def try_commit(self, ticket_id: int, priority: float = 0.0) -> list[Ticket] | None:
         """Commit if the rules allow it now; None if they do not."""
-        return self._line_up(ticket_id) if self.commit_rule(ticket_id) is None else None
+        return self._line_up(ticket_id, priority) if self.commit_rule(ticket_id) is None else None
 
-    def _line_up(self, ticket_id: int) -> list[Ticket]:
-        self.waiting.append(self._close(ticket_id))
+    def _line_up(self, ticket_id: int, priority: float) -> list[Ticket]:
+        ticket = self._close(ticket_id)
+        place = len(self.waiting)
+        if self.order == "priority":
+            while place > self._taken() and self._priority(self.waiting[place - 1]) < priority:
+                place -= 1
+            if priority:
+                self.priorities[ticket_id] = priority
+        self.waiting.insert(place, ticket)
         self.committed += 1
-        return self._drop_expired() if self.policy == "drop" else []
+        dropped = self._drop_expired() if self.policy == "drop" else []
+        return dropped + self._make_room()
 
     def fail(self, ticket_id: int) -> None:
         """Give back the ticket of a collect that raised."""
@@ -185,6 +209,7 @@ class Gate:
         """Start the train of the oldest waiting batch; it stays waiting until it is finished."""
         self._require(self.train_rule(), "start a train")
         self.running = "train"
+        self.owed = False
         self.replays_in_row = 0
         return self.waiting[0]
 
@@ -197,7 +222,7 @@ class Gate:
     def finish_train(self) -> list[Ticket]:
         """Count the running train or replay; return the batches that its new version dropped."""
         if self.running == "train":
-            self.waiting.popleft()
+            self._left(self.waiting.popleft())
             self.trained += 1
         elif self.running == "replay":
             self.replayed += 1
@@ -213,6 +238,7 @@ class Gate:
             raise GateError(f"Nothing trains, so nothing can fail: the learner is {self.running or 'idle'}.")
         if self.running == "replay":
             self.replays_in_row -= 1
+        self.owed = self.running == "train"
         self.running = None
 
     def start_eval(self) -> None:
@@ -239,6 +265,19 @@ class Gate:
         """Change the bound for new admissions; open tickets and waiting batches keep their deadlines."""
         self.degree = self._checked_degree(degree)
 
+    def set_capacity(self, capacity: int) -> list[Ticket]:
+        """Change the length of the queue; return the batches that a shorter one has no room for."""
+        if self.capacity is None:
+            raise ConfigError("This gate has no queue whose capacity could change; give it a capacity when it is made.")
+        self.capacity = self._checked_capacity(capacity)
+        return self._make_room()
+
+    def set_active_collectors(self, number: int) -> None:
+        """Admit only so many collects at once, at most `num_collectors`; those that are open go on."""
+        if whole_number("active_collectors", number, 1) > self.num_collectors:
+            raise ConfigError(f"active_collectors is {number}, but there are only {self.num_collectors} collectors.")
+        self.active_collectors = number
+
     # -- accounting --------------------------------------------------------------------------------------------------
 
     def violations(self) -> list[str]:
@@ -263,6 +302,13 @@ class Gate:
                 for j, deadline in enumerate(line)
                 if first + j > deadline
             ]
+        if self.capacity is not None and len(self.waiting) - self._taken() > self.capacity:
+            found.append(f"{len(self.waiting) - self._taken()} batches in a queue of {self.capacity}")
+        ranks = [self._priority(t) for t in list(self.waiting)[self._taken() :]]
+        if any(first < second for first, second in pairwise(ranks)):
+            found.append(f"the queue is not in order of its priorities: {ranks}")
+        if set(self.priorities) - {t.id for t in self.waiting}:
+            found.append("priorities are kept of batches that do not wait")
         if self.policy == "drop" and self.running == "train" and self.waiting[0].deadline < self.version:
             found.append(f"a batch past its deadline {self.waiting[0].deadline} trains at {self.version}")
         return found
@@ -273,6 +319,7 @@ class Gate:
             "version": self.version,
             "waiting": [list(t) for t in self.waiting],
             "tickets": [list(t) for t in self.tickets.values()],
+            "priorities": [self._priority(t) for t in self.waiting],
             **{name: getattr(self, name) for name in _COUNTERS},
         }
 
@@ -285,8 +332,13 @@ class Gate:
         try:
             waiting = [Ticket(*_ints(t, 3)) for t in state["waiting"]]
             tickets = [Ticket(*_ints(t, 3)) for t in state["tickets"]]
+            priorities = [float(priority) for priority in state.get("priorities", ())] or [0.0] * len(waiting)
+            if len(priorities) != len(waiting):
+                raise TypeError(f"{len(priorities)} priorities of {len(waiting)} batches")
             version, *counters = _ints([state["version"], *(state[name] for name in _COUNTERS)], 1 + len(_COUNTERS))
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(
                 f"The saved state of the gate cannot be read ({error!r}); use another checkpoint."
             ) from error
@@ -300,14 +352,24 @@ class Gate:
             policy=self.policy,
             publish_every=self.publish_every,
             max_train_ahead=self.max_train_ahead,
+            capacity=self.capacity,
+            order=self.order,
         )
+        fresh.active_collectors = self.active_collectors
         for name, value in zip(_COUNTERS, counters, strict=True):
             setattr(fresh, name, value)
         fresh.version = fresh.published = version
         fresh.waiting = kept
         fresh.abandoned += len(tickets) + len(waiting) - len(kept)
+        if fresh.order == "priority":
+            ranks = {t.id: priority for t, priority in zip(waiting, priorities, strict=True)}
+            fresh.waiting = deque(
+                sorted(kept, key=lambda t: -ranks[t.id])
+            )  # one whose train was cut off has no turn any more
+            fresh.priorities = {t.id: ranks[t.id] for t in kept if ranks[t.id]}
         if fresh.policy == "drop":
             fresh._drop_expired()
+        fresh._make_room()
         if wrong := fresh.violations():
             raise ConfigError(f"The saved state is not consistent ({wrong[0]}); use another checkpoint.")
         self.__dict__.update(fresh.__dict__)
@@ -321,12 +383,47 @@ class Gate:
             raise GateError(f"Ticket {ticket_id} is not open: it was committed or given back before.") from None
 
     def _drop_expired(self) -> list[Ticket]:
+        if self.running not in (None, "eval"):
+            return []
+        return self._drop([ticket for ticket in self.waiting if ticket.deadline < self.version])
+
+    def _make_room(self) -> list[Ticket]:
+        """Drop what the queue has no room for: the lowest priority first, and of equals the oldest."""
         dropped: list[Ticket] = []
-        if self.running in (None, "eval"):
-            while self.waiting and self.waiting[0].deadline < self.version:
-                dropped.append(self.waiting.popleft())
-            self.dropped += len(dropped)
+        while self.capacity is not None and len(self.waiting) - self._taken() > self.capacity:
+            line = list(self.waiting)[self._taken() :]
+            dropped += self._drop([min(line, key=lambda ticket: (self._priority(ticket), ticket.id))])
         return dropped
+
+    def _drop(self, tickets: list[Ticket]) -> list[Ticket]:
+        for ticket in tickets:
+            self.owed = self.owed and ticket is not self.waiting[0]
+            self.waiting.remove(ticket)
+            self._left(ticket)
+        self.dropped += len(tickets)
+        return tickets
+
+    def _left(self, ticket: Ticket) -> None:
+        self.priorities.pop(ticket.id, None)
+
+    def _priority(self, ticket: Ticket) -> float:
+        return self.priorities.get(ticket.id, 0.0)
+
+    def _taken(self) -> int:
+        """1 while the first of the waiting batches is being trained, or is owed after a train that failed."""
+        return int(self.running == "train" or self.owed)
+
+    def _checked_capacity(self, capacity: int | None) -> int | None:
+        if capacity is None:
+            if self.order != "fifo":
+                raise ConfigError("queue_order 'priority' needs a queue; set queue_capacity, or queue_order to 'fifo'.")
+            return None
+        if self.policy == "wait":
+            raise ConfigError(
+                f"queue_capacity is {capacity}, and a full queue drops batches, but staleness_policy 'wait' loses none. "
+                "Choose 'allow' or 'drop', or no queue_capacity."
+            )
+        return whole_number("queue_capacity", capacity, 1)
 
     def _require(self, rule: str | None, step: str) -> None:
         if rule is not None:
@@ -338,6 +435,11 @@ class Gate:
             raise ConfigError(
                 f"publish_every is {self.publish_every}, but off_policy_degree {degree} allows at most {degree + 1}: "
                 "collectors would wait for ever for newer weights. Lower publish_every or raise the degree."
+            )
+        if degree == 0 and self.capacity is not None:
+            raise ConfigError(
+                f"queue_capacity is {self.capacity}, but at off_policy_degree 0 nothing is queued: every train follows its "
+                "own collect. Set the degree to at least 1, or no queue_capacity."
             )
         if degree == 0 and self.max_train_ahead:
             raise ConfigError(

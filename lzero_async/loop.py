@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
@@ -17,7 +17,7 @@ from lzero_async.scores import Scores
 from lzero_async.signals import orderly_stop
 from lzero_async.stages import is_coroutine_function
 from lzero_async.threads import LoopRunner
-from lzero_async.types import EvalContext, EvalResult, RunResult
+from lzero_async.types import BackgroundContext, EvalContext, EvalResult, RunResult
 
 ON_STOP: Final = ("finish", "abandon")
 GRACE: Final = 0.5
@@ -41,6 +41,7 @@ def run(
     after_train: Callable[[], None] | None = None,
     on_restart: Callable[[int, Exception], None] | None = None,
     on_retire: Callable[[int], None] | None = None,
+    background: Mapping[str, Callable[[BackgroundContext], object]] | None = None,
     on_stop: str = "finish",
     handle_signals: bool = True,
     print_statistics: bool = True,
@@ -56,8 +57,9 @@ def run(
     every train. eval_target: a score that ends the run, from a background evaluation too. on_eval: called with every result,
     in the learner's thread. after_train: called there after every train and its evaluation, while no train runs: the
     moment to save a checkpoint. on_restart: called before a failed collector goes on; on_retire: when one is
-    given up. on_stop: on Ctrl+C and SIGTERM (the
-    first one; a second one interrupts at once) and on stop(), let running collects and evaluations finish, or abandon
+    given up. background: further roles by name, each called again and again in a thread of its own until the run stops
+    (from degree 1 on); one that raises is treated as a collector that does, but never retired. on_stop: on Ctrl+C and SIGTERM
+    (the first one; a second one interrupts at once) and on stop(), let running collects and evaluations finish, or abandon
     them. An exception in any role ends the run with that exception. Without a stop condition it
     runs until a signal or stop(). `best_eval` and `last_eval` are of this call; they are None if none was made.
     """
@@ -77,6 +79,7 @@ def run(
         after_train=after_train,
         on_restart=on_restart,
         on_retire=on_retire,
+        background=dict(background or {}),
         patient=one_of("on_stop", on_stop, ON_STOP) == "finish",
     ).run(handle_signals, print_statistics)
 
@@ -100,6 +103,7 @@ class _Run:
         after_train: Callable[[], None] | None,
         on_restart: Callable[[int, Exception], None] | None,
         on_retire: Callable[[int], None] | None,
+        background: dict[str, Callable[[BackgroundContext], object]],
         patient: bool,
     ) -> None:
         for name, fn in (("collect_fn", collect_fn), ("train_fn", train_fn), ("eval_fn", eval_fn)):
@@ -116,6 +120,11 @@ class _Run:
                 "A background evaluation needs frozen weights; give the coordinator get_weights=, or set "
                 "enable_async_eval to False."
             )
+        if background and coordinator.is_synchronous:
+            raise ConfigError(
+                f"background roles ({', '.join(background)}) run beside the others, but at off_policy_degree 0 everything "
+                "runs in turn; set the degree to at least 1, or do their work in train_fn."
+            )
         asynchronous = any(is_coroutine_function(fn) for fn in (collect_fn, train_fn, eval_fn) if fn is not None)
         if asynchronous and running_loop() is not None:
             raise ConfigError(
@@ -131,6 +140,7 @@ class _Run:
         self.deadline: float | None = None
         self.stop_fn, self.scores, self.after_train = stop_fn, scores, after_train
         self.on_restart, self.on_retire = on_restart, on_retire
+        self.background = background
         self.patient = patient
         self.reason = ""
         self.over = False
@@ -298,23 +308,28 @@ class _Run:
                 raise
             if self._is_refused(worker, error, failures):
                 raise
-            if coordinator.on_failure == "restart" and shell.is_set():  # its collect was to be given up anyway
-                log.warning("collector %d failed while the run was stopping: %r", worker, error)
-                shell.raise_if_stopped()
-            if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts:
-                raise
-            pause = min(MAX_BACKOFF, coordinator.restart_backoff * 2**failures)
-            log.warning(
-                "collector %d failed (%r); restart %d of at most %d in %.3g s",
-                worker, error, failures + 1, coordinator.max_restarts, pause, exc_info=self._first_of_its_kind(error),
-            )  # fmt: skip
-            with shell.lock:
-                shell.recorder.sums["restarts"] += 1
-            if shell.wait(pause):
-                shell.raise_if_stopped()
+            self._pause_after(f"collector {worker}", error, failures)
             if self.on_restart is not None:
                 self.on_restart(worker, error)
             return failures + 1
+
+    def _pause_after(self, who: str, error: Exception, failures: int) -> None:
+        """A role failed: by `on_failure`, raise that, or count and log it and wait for its back-off."""
+        coordinator, shell = self.coordinator, self.shell
+        if coordinator.on_failure == "restart" and shell.is_set():  # its work was to be given up anyway
+            log.warning("%s failed while the run was stopping: %r", who, error)
+            shell.raise_if_stopped()
+        if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts:
+            raise error
+        pause = min(MAX_BACKOFF, coordinator.restart_backoff * 2**failures)
+        log.warning(
+            "%s failed (%r); restart %d of at most %d in %.3g s",
+            who, error, failures + 1, coordinator.max_restarts, pause, exc_info=self._first_of_its_kind(error),
+        )  # fmt: skip
+        with shell.lock:
+            shell.recorder.sums["restarts"] += 1
+        if shell.wait(pause):
+            shell.raise_if_stopped()
 
     def _is_refused(self, worker: int, error: Exception, failures: int) -> bool:
         """Whether a collector cannot be used at all. What cannot be used does not become usable; but of one that had come
@@ -327,6 +342,28 @@ class _Run:
         self.logged.add(type(error))
         return None if known else error
 
+    # -- background roles ----------------------------------------------------------------------------------------------
+
+    def _work_on_and_on(self, name: str) -> None:
+        """The body of a background role's thread."""
+        work, context = self.background[name], BackgroundContext(name, self.shell)
+        failures = 0
+        try:
+            while not self.shell.is_set():
+                try:
+                    work(context)
+                    failures = 0
+                except Exception as error:
+                    if getattr(error, "origin", None) is self.shell:
+                        raise
+                    if isinstance(error, ConfigError) and not failures:  # what cannot be used does not become usable
+                        raise
+                    self._pause_after(name, error, failures)
+                    failures += 1
+        except Stopped as error:
+            if error.origin is not self.shell:
+                raise
+
     # -- threads -------------------------------------------------------------------------------------------------------
 
     def _start_roles(self) -> None:
@@ -334,6 +371,8 @@ class _Run:
         threads.failures.clear()
         for worker in range(self.coordinator.num_collectors):
             threads.start(f"collector-{worker}", partial(self._collect_on_and_on, worker))
+        for name in self.background:
+            threads.start(name, partial(self._work_on_and_on, name))
         threads.start("learner", partial(self._learn, here=False))
 
     def _supervise(self) -> None:

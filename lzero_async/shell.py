@@ -69,12 +69,13 @@ class GateShell:
             return self._park(Parked("collect", make_waiter(), self.clock.now()))
 
     def request_commit(
-        self, ticket: Ticket, data: Any, start: float, end: float, make_waiter: MakeWaiter
+        self, ticket: Ticket, data: Any, start: float, end: float, make_waiter: MakeWaiter, priority: float = 0.0
     ) -> Ticket | Parked:
-        """Ask to commit a finished collect; after a stop it is committed or abandoned without waiting."""
+        """Ask to commit a finished collect; after a stop it is committed or abandoned without waiting. Only a queue with a
+        capacity knows priorities, and it lets nobody wait."""
         with self.lock:
             self.data[ticket.id] = data
-            if self._try_commit(ticket):
+            if self._try_commit(ticket, priority):
                 lag = len(self.gate.waiting)
                 self._settle()
                 self.recorder.collected(start, end, self._at_once())
@@ -204,6 +205,18 @@ class GateShell:
         """Change the bound for new admissions."""
         with self.lock:
             self.gate.set_degree(degree)
+            self._settle()
+
+    def set_capacity(self, capacity: int) -> None:
+        """Change the length of the queue; what a shorter one has no room for is dropped."""
+        with self.lock:
+            self._forget(self.gate.set_capacity(capacity))
+            self._settle()
+
+    def set_active_collectors(self, number: int) -> None:
+        """Admit only so many collects at once."""
+        with self.lock:
+            self.gate.set_active_collectors(number)
             self._settle()
 
     def set_limits(self, max_collect: int | None, max_train: int | None) -> None:
@@ -435,7 +448,8 @@ class GateShell:
         return None
 
     def _at_once(self) -> int:
-        return min(self.gate.num_collectors, self.gate.degree or 1)
+        gate = self.gate
+        return gate.active_collectors if gate.capacity is not None else min(gate.active_collectors, gate.degree or 1)
 
     def _count_start(self, ticket: Ticket) -> None:
         if ticket is not REPLAY:
@@ -445,8 +459,8 @@ class GateShell:
         self.gate.start_eval()
         return Ticket(-1, self.gate.version, self.gate.version)
 
-    def _try_commit(self, ticket: Ticket) -> bool:
-        dropped = self.gate.try_commit(ticket.id)
+    def _try_commit(self, ticket: Ticket, priority: float = 0.0) -> bool:
+        dropped = self.gate.try_commit(ticket.id, priority)
         if dropped is None:
             return False
         if dropped:

@@ -15,6 +15,7 @@ from types import CoroutineType, FunctionType
 from typing import Any
 
 from lzero_async.clock import RealClock
+from lzero_async.config import real_number
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.gate import Ticket
 from lzero_async.shell import REPLAY, GateShell, MakeWaiter, Parked
@@ -81,14 +82,22 @@ class Stage:
 class CollectStage(Stage):
     """A collect: admitted with a ticket, committed as a batch."""
 
-    __slots__ = ("worker",)
+    __slots__ = ("priority", "worker")
 
-    def __init__(self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None, worker: int) -> None:
+    def __init__(
+        self,
+        shell: GateShell,
+        weights: WeightStore,
+        trace: TraceWriter | None,
+        worker: int,
+        priority: Callable[[Any], float] | None = None,
+    ) -> None:
         self.shell = shell
         self.weights = weights
         self.trace = trace
         self.start = -1.0
         self.worker = worker
+        self.priority = priority
         if trace is not None:
             self.track = collector(worker)
 
@@ -103,7 +112,18 @@ class CollectStage(Stage):
         end = self.shell.clock.now()
         if self.trace is not None:
             self.trace.span(self.track, "collect", self.start, end, batch=self.ticket.id, version=self.ticket.version)
-        return self.shell.request_commit(self.ticket, result, self.start, end, make_waiter)
+        priority = self._ranked(result)
+        return self.shell.request_commit(self.ticket, result, self.start, end, make_waiter, priority)
+
+    def _ranked(self, result: Any) -> float:
+        """The batch's priority, if there are priorities; a failure of the user's function is one of the collect."""
+        if self.priority is None:
+            return 0.0
+        try:
+            return real_number("the priority of a batch", self.priority(result))
+        except BaseException as error:
+            self.fail(error)
+            raise
 
     def fail(self, error: BaseException) -> None:
         given_up = isinstance(error, (Stopped, asyncio.CancelledError, KeyboardInterrupt))

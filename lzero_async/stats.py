@@ -96,6 +96,8 @@ class Recorder:
         return {
             "mode": "SYNCHRONOUS" if gate.degree == 0 else "ASYNCHRONOUS",
             "off_policy_degree": gate.degree,
+            "queue_capacity": gate.capacity,
+            "active_collectors": gate.active_collectors,
             "collect_count": self.count(gate, "committed"),
             "train_count": self.count(gate, "trained"),
             "replay_count": self.count(gate, "replayed"),
@@ -159,7 +161,7 @@ def format_box(statistics: Mapping[str, Any]) -> str:
         f"  Waits: collect {s['collect_wait_time']:.2f}s, train {s['train_wait_time']:.2f}s, eval {s['eval_wait_time']:.2f}s",
         f"  Wall time: {s['wall_time']:.2f}s",
         f"  Overlap efficiency: {s['overlap_efficiency']:.3f}",
-        f"  Lag: mean {s['mean_lag']:.2f}, max {s['max_lag']} (degree {s['off_policy_degree']})",
+        f"  Lag: mean {s['mean_lag']:.2f}, max {s['max_lag']} ({_bound(s)})",
         f"  Staleness: mean {s['staleness_mean']:.2f}, max {s['staleness_max']}",
     ]
     if s["sample_age_max"]:
@@ -174,6 +176,11 @@ def format_box(statistics: Mapping[str, Any]) -> str:
     if s["degree_changes"]:
         lines.append(f"  Degree changes: {s['degree_changes']}")
     return "\n".join([*lines, RULE])
+
+
+def _bound(s: Mapping[str, Any]) -> str:
+    queue = s["queue_capacity"]
+    return f"degree {s['off_policy_degree']}" if queue is None else f"queue of {queue}"
 
 
 def _ratio(total: float, count: float) -> float:

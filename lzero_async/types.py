@@ -57,6 +57,13 @@ class EvalContext(NamedTuple):
     stop: StopSignal
 
 
+class BackgroundContext(NamedTuple):
+    """What a background role gets in every pass: its name, and the stop signal that ends a long wait."""
+
+    name: str
+    stop: StopSignal
+
+
 class EvalResult(NamedTuple):
     """The result of one evaluation, tagged with the version that it looked at."""
 

@@ -175,3 +175,104 @@ def test_a_state_of_another_policy_abandons_what_wait_could_not_train_in_time() 
     strict.load_state_dict(gate.state_dict())
     assert strict.abandoned == 1
     assert not strict.violations()
+
+
+# -- a queue that drops ----------------------------------------------------------------------------------------------------
+
+
+def queue(**settings) -> Gate:
+    return Gate(1, **{"num_collectors": 2, "policy": "allow", "capacity": 2, **settings})
+
+
+def test_a_full_queue_drops_its_oldest_batch_and_never_holds_a_collector_back() -> None:
+    gate = queue()
+    first, second, third = (gate.start_collect().id, gate.start_collect().id, None)
+    assert gate.collect_rule() == "every collector is busy"
+    assert gate.commit(first) == gate.commit(second) == []
+    third = gate.start_collect().id
+    assert [t.id for t in gate.commit(third)] == [first]
+    assert [t.id for t in gate.waiting] == [second, third]
+    assert (gate.dropped, gate.committed) == (1, 3)
+    assert gate.violations() == []
+
+
+def test_what_is_being_trained_is_not_in_the_queue_any_more() -> None:
+    gate = queue(capacity=1)
+    ids = []
+    for _ in range(3):
+        ids.append(gate.start_collect().id)
+        gate.commit(ids[-1])
+        if len(ids) == 1:
+            assert gate.start_train().id == ids[0]
+    assert [t.id for t in gate.waiting] == [ids[0], ids[2]]
+    gate.finish_train()
+    assert gate.start_train().id == ids[2]
+
+
+def test_the_highest_priority_is_trained_first_and_the_oldest_of_the_lowest_dropped() -> None:
+    gate = queue(order="priority", capacity=3, num_collectors=1)
+    for priority in (1.0, 5.0, 1.0, 3.0, 5.0):
+        gate.commit(gate.start_collect().id, priority)
+    assert [t.id for t in gate.waiting] == [1, 4, 3]
+    assert gate.dropped == 2
+    saved = json.loads(json.dumps(gate.state_dict()))
+    twin = queue(order="priority", capacity=3, num_collectors=1)
+    twin.load_state_dict(saved)
+    assert [t.id for t in twin.waiting] == [1, 4, 3]
+    twin.commit(twin.start_collect().id, 4.0)
+    assert [t.id for t in twin.waiting] == [1, 4, 5]
+
+
+def test_a_batch_whose_train_failed_keeps_its_turn_in_a_full_queue() -> None:
+    gate = queue(order="priority", capacity=1, num_collectors=1)
+    owed = gate.start_collect().id
+    gate.commit(owed, 1.0)
+    gate.start_train()
+    gate.commit(gate.start_collect().id, 9.0)
+    gate.fail_train()
+    gate.commit(gate.start_collect().id, 8.0)
+    assert gate.start_train().id == owed
+    assert (len(gate.waiting), gate.dropped) == (2, 1)
+    assert gate.violations() == []
+
+
+def test_the_queue_changes_its_length_and_the_collectors_their_number() -> None:
+    gate = queue(capacity=3, num_collectors=3)
+    for _ in range(3):
+        gate.commit(gate.start_collect().id)
+    assert [t.id for t in gate.set_capacity(1)] == [0, 1]
+    gate.set_active_collectors(1)
+    gate.start_collect()
+    assert gate.collect_rule() == "every collector is busy"
+    gate.set_active_collectors(2)
+    assert gate.collect_rule() is None
+    with pytest.raises(ConfigError, match="only 3"):
+        gate.set_active_collectors(4)
+    with pytest.raises(ConfigError, match="no queue"):
+        Gate(1).set_capacity(3)
+
+
+def test_under_drop_a_batch_past_its_deadline_leaves_the_queue_wherever_it_stands() -> None:
+    gate = queue(policy="drop", order="priority", capacity=3)
+    straggler = gate.start_collect()
+    for _ in range(2):
+        gate.commit(gate.start_collect().id, 1.0)
+        trained(gate)
+    gate.commit(gate.start_collect().id, 2.0)
+    assert [t.id for t in gate.commit(straggler.id, 1.0)] == [straggler.id]
+    assert gate.violations() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(policy="wait"), "loses none"),
+        (dict(degree=0), "nothing is queued"),
+        (dict(capacity=0), "queue_capacity is 0"),
+        (dict(capacity=None, order="priority"), "needs a queue"),
+        (dict(order="best"), "fifo, priority"),
+    ],
+)
+def test_queues_that_make_no_sense_are_refused(settings: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Gate(**{"degree": 1, "policy": "allow", "capacity": 2, **settings})

@@ -52,6 +52,25 @@ def test_walk_seven_batches_with_an_interruption_anywhere(degree: int, policy: s
     assert states > 1000
 
 
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+@pytest.mark.parametrize("policy", ["drop", "allow"])
+def test_walk_of_a_queue_that_drops(policy: str, order: str) -> None:
+    """Queues of 1 and 2 batches, 1 and 2 collectors, publish intervals, replays, an interruption at every step; a change of
+    the capacity and of the number of active collectors are such interruptions, too."""
+    for degree in (1, 2):
+        for workers in (1, 2):
+            for capacity in (1, 2):
+                for publish_every, ahead in ((1, 0), (2, 1)):
+                    result = walk(
+                        lambda: Gate(
+                            degree, num_collectors=workers, policy=policy, publish_every=publish_every,  # noqa: B023
+                            max_train_ahead=ahead, capacity=capacity, order=order,  # noqa: B023
+                        ),
+                        Budget(batches=5, interruptions=1),
+                    )  # fmt: skip
+                    assert result.finished > 0
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("degree", range(4))
@@ -117,6 +136,37 @@ class LowersOldDeadlines(Gate):
     def set_degree(self, degree: int) -> None:
         super().set_degree(degree)
         self.tickets = {i: Ticket(i, t.version, t.version + degree) for i, t in self.tickets.items()}
+
+
+class NeverMakesRoom(Gate):
+    def _make_room(self) -> list[Ticket]:
+        return []
+
+
+class DropsWhatIsTrained(Gate):
+    def _taken(self) -> int:
+        return 0
+
+
+class DropsWithoutCounting(Gate):
+    def _drop(self, tickets: list[Ticket]) -> list[Ticket]:
+        dropped = super()._drop(tickets)
+        self.dropped -= len(dropped)
+        return dropped
+
+
+class ForgetsThePriority(Gate):
+    def _line_up(self, ticket_id: int, priority: float) -> list[Ticket]:
+        dropped = super()._line_up(ticket_id, 0.0)
+        if priority and not dropped:
+            self.priorities[ticket_id] = priority
+        return dropped
+
+
+@pytest.mark.parametrize("broken", [NeverMakesRoom, DropsWhatIsTrained, DropsWithoutCounting, ForgetsThePriority])
+def test_a_broken_queue_fails_the_walk(broken: Callable[..., Gate]) -> None:
+    with pytest.raises(WalkFailure, match="after: "):
+        walk(lambda: broken(1, num_collectors=2, policy="allow", capacity=1, order="priority"), Budget(batches=5))
 
 
 @pytest.mark.parametrize(

@@ -680,3 +680,91 @@ def wake_ups(thread: threading.Thread) -> int:
     if not status.exists():
         pytest.skip("needs /proc")
     return int(status.read_text().split("voluntary_ctxt_switches:")[1].split()[0])
+
+
+# -- a queue that drops, and background roles --------------------------------------------------------------------------------
+
+
+def test_fast_collectors_are_never_held_back_by_a_queue_and_every_batch_is_accounted_for() -> None:
+    clock = VirtualClock()
+    coordinator, collector, learner = pipeline(
+        clock, 1, 1.0, 4.0, num_collectors=2, staleness_policy="allow", queue_capacity=3
+    )
+    with coordinator:
+        result = coordinator.run(collector, learner, max_seconds=40.0, print_statistics=False)
+    stats = result.statistics
+    assert stats["collect_wait_time"] == 0.0
+    assert stats["max_lag"] == 4
+    assert stats["collect_count"] == account(stats)
+    assert stats["dropped"] > 50
+    assert stats["overlap_efficiency"] > 0.95
+
+
+def test_a_queue_in_order_of_priority_gives_the_learner_the_best_batch_first() -> None:
+    clock = VirtualClock()
+    seen: list[int] = []
+
+    def collect(context: CollectContext) -> int:
+        clock.sleep(1.0)
+        return context.ticket % 7
+
+    def train(batch: Batch) -> None:
+        seen.append(batch.data)
+        clock.sleep(7.0)
+
+    with AsyncTrainingCoordinator(
+        1, staleness_policy="allow", queue_capacity=7, queue_order="priority", priority=float, clock=clock
+    ) as coordinator:
+        coordinator.run(collect, train, max_seconds=60.0, print_statistics=False)
+    assert seen[0] == 0
+    assert len(seen) > 7
+    assert set(seen[1:]) <= {5, 6}
+
+
+def test_a_priority_that_raises_is_a_failed_collect() -> None:
+    with AsyncTrainingCoordinator(
+        1, staleness_policy="allow", queue_capacity=2, queue_order="priority", priority=lambda data: data["missing"]
+    ) as coordinator:
+        with pytest.raises(KeyError):
+            coordinator.run_collect(dict)
+        assert coordinator.get_statistics()["failed"] == 1
+    with pytest.raises(ConfigError, match="priority="):
+        AsyncTrainingCoordinator(1, staleness_policy="allow", queue_capacity=2, queue_order="priority")
+
+
+def test_a_background_role_runs_until_the_run_stops_and_comes_back_after_a_failure() -> None:
+    clock = VirtualClock()
+    passes: list[float] = []
+
+    def watch(context) -> None:
+        passes.append(clock.now())
+        if len(passes) == 3:
+            raise RuntimeError("a bad moment")
+        context.stop.wait(1.0)
+
+    coordinator, collector, learner = pipeline(clock, 1, on_failure="restart", restart_backoff=0.5)
+    with coordinator:
+        result = coordinator.run(collector, learner, background={"watch": watch}, max_train=10, print_statistics=False)
+    assert passes[:5] == [0.0, 1.0, 2.0, 2.5, 3.5]
+    assert result.statistics["restarts"] == 1
+    assert coordinator.threads.alive() == []
+
+
+def test_a_background_role_that_fails_ends_the_run_with_its_own_exception() -> None:
+    def broken(context) -> None:
+        raise RuntimeError("no model")
+
+    clock = VirtualClock()
+    coordinator, collector, learner = pipeline(clock, 1)
+    with coordinator, pytest.raises(RuntimeError, match="no model"):
+        coordinator.run(collector, learner, background={"broken": broken}, max_train=1000, print_statistics=False)
+    clock = VirtualClock()
+    coordinator, collector, learner = pipeline(clock, 1, on_failure="restart", max_restarts=2)
+    with coordinator, pytest.raises(RuntimeError, match="no model"):
+        coordinator.run(collector, learner, background={"broken": broken}, max_train=1000, print_statistics=False)
+    assert coordinator.get_statistics()["restarts"] == 2
+
+
+def test_a_background_role_has_no_place_at_degree_0() -> None:
+    with AsyncTrainingCoordinator(0) as coordinator, pytest.raises(ConfigError, match="in turn"):
+        coordinator.run(lambda context: 1, lambda batch: None, background={"model": print}, max_train=1)

@@ -230,6 +230,7 @@ def test_the_public_names_are_pinned() -> None:
     assert set(lzero_async.__all__) == {
         "AsyncTrainingCoordinator",
         "Backend",
+        "BackgroundContext",
         "Batch",
         "BoundedQueue",
         "CollectContext",

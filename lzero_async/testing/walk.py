@@ -82,7 +82,9 @@ def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _
         yield True, _after(node, "collect", _checked_start)
     for ticket in {(t.version, t.deadline): t for t in gate.tickets.values()}.values():
         if gate.commit_rule(ticket.id) is None:
-            yield True, _after(node, f"commit {ticket.id}", partial(_checked_commit, ticket_id=ticket.id))
+            for priority in (0.0, 1.0) if gate.order == "priority" else (0.0,):
+                commit = partial(_checked_commit, ticket_id=ticket.id, priority=priority)
+                yield True, _after(node, f"commit {ticket.id} with priority {priority:g}", commit)
         if left.interruptions:
             yield False, _after(node, f"fail {ticket.id}", partial(_fail, ticket_id=ticket.id), interrupts=True)
     if gate.train_rule() is None:
@@ -99,8 +101,15 @@ def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _
         yield False, _after(node, "eval", methodcaller("start_eval"), interrupts=True)
     if left.interruptions:
         for degree in degrees:
-            if degree != gate.degree and gate.publish_every <= degree + 1 and (degree or not gate.max_train_ahead):
+            if degree != gate.degree and _can_have(gate, degree):
                 yield False, _after(node, f"degree {degree}", partial(_set_degree, degree=degree), interrupts=True)
+        if gate.capacity is not None:
+            for capacity in (1, 2, 3):
+                resized = partial(_set_capacity, capacity=capacity)
+                yield False, _after(node, f"capacity {capacity}", resized, interrupts=True)
+        for number in range(1, gate.num_collectors):
+            fewer = methodcaller("set_active_collectors", number)
+            yield False, _after(node, f"{number} active collectors", fewer, interrupts=True)
     if left.interruptions:
         for keep in (True, False):
             yield False, _after(node, f"resume keep={keep}", partial(_resume, keep_waiting=keep), interrupts=True)
@@ -128,9 +137,24 @@ def _checked_start(gate: Gate) -> None:
         assert ticket.version == gate.version, "old weights at degree 0"
 
 
-def _checked_commit(gate: Gate, ticket_id: int) -> None:
-    gate.commit(ticket_id)
-    assert len(gate.waiting) <= max(1, gate.degree), f"lag {len(gate.waiting)} at degree {gate.degree}"
+def _checked_commit(gate: Gate, ticket_id: int, priority: float) -> None:
+    before, first = gate.dropped, gate.waiting[0] if gate.running == "train" else None
+    dropped = gate.commit(ticket_id, priority)
+    assert gate.dropped - before == len(dropped), "drops that are not counted"
+    if gate.capacity is None:
+        assert len(gate.waiting) <= max(1, gate.degree), f"lag {len(gate.waiting)} at degree {gate.degree}"
+    else:
+        assert len(gate.waiting) <= gate.capacity + 1, f"lag {len(gate.waiting)} at capacity {gate.capacity}"
+    assert first is None or gate.waiting[0] is first, "the batch that is being trained is not the first any more"
+
+
+def _set_capacity(gate: Gate, capacity: int) -> None:
+    gate.set_capacity(capacity)
+
+
+def _can_have(gate: Gate, degree: int) -> bool:
+    needs_some = gate.max_train_ahead or gate.capacity is not None
+    return gate.publish_every <= degree + 1 and (degree > 0 or not needs_some)
 
 
 def _checked_train(gate: Gate) -> None:
@@ -162,6 +186,7 @@ def _copy(gate: Gate) -> Gate:
     twin.__dict__.update(gate.__dict__)
     twin.waiting = gate.waiting.copy()
     twin.tickets = gate.tickets.copy()
+    twin.priorities = gate.priorities.copy()
     return twin
 
 
@@ -175,7 +200,10 @@ def _key(node: _Node) -> tuple[Any, ...]:
         gate.replays_in_row,
         gate.trained > 0,
         gate.admitted,
-        tuple((now - t.version, t.deadline - now) for t in gate.waiting),
+        gate.capacity,
+        gate.active_collectors,
+        gate.owed and gate.capacity is not None,
+        tuple((now - t.version, t.deadline - now, gate.priorities.get(t.id, 0.0)) for t in gate.waiting),
         tuple(sorted((now - t.version, t.deadline - now) for t in gate.tickets.values())),
         node.left.interruptions,
     )
