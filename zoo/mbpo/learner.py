@@ -1,0 +1,188 @@
+"""The learner: it owns agent, dynamics and both buffers, and makes the steps that a trainer asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lzero_async.config import whole_number
+from zoo.mbpo.buffers import TransitionBuffer
+from zoo.mbpo.dynamics import DynamicsEnsemble
+from zoo.mbpo.mixing import Mixer
+from zoo.mbpo.model_rollout import rollout
+from zoo.mbpo.sac import LOSSES, SAC
+from zoo.mbpo.transitions import Transitions
+
+
+@dataclass
+class LearnerOptions:
+    """What a Learner reads from its options; any object with these attributes serves."""
+
+    hidden_size: int = 128  # width of actor and critics
+    hidden_layers: int = 2  # hidden layers of actor and critics
+    learning_rate: float = 1e-3  # of actor, critics and temperature
+    discount: float = 0.99  # per step
+    tau: float = 0.005  # share by which the target critics follow at each update
+    batch_size: int = 256  # rows of an agent update
+    real_ratio: float = 0.5  # share of real rows in a batch; 1 is real data only
+    real_buffer_size: int = 100_000  # transitions
+    model_buffer_size: int = 20_000  # transitions; small, so that rows of old dynamics are soon replaced
+    sampling: str = "uniform"  # uniform, recent or priority
+    ensemble_size: int = 7  # dynamics networks
+    num_elites: int = 5  # of them, used by rollouts
+    dynamics_hidden_size: int = 64  # width of a dynamics network
+    dynamics_layers: int = 2  # hidden layers of a dynamics network
+    dynamics_learning_rate: float = 1e-3  # of the dynamics networks
+    dynamics_batch_size: int = 256  # rows of a dynamics update, for each network
+    rollout_length: int = 1  # steps of a model rollout
+    rollout_batch_size: int = 1_000  # starts that are rolled out at once
+    device: str = "cpu"  # where all of it lives
+    seed: int = 0  # of everything random in the learner
+
+
+class Learner:
+    """SAC on real and model data; the counters say what was done since the very start, resumes included."""
+
+    def __init__(self, options: Any, obs_size: int, action_size: int) -> None:
+        device, seed = torch.device(options.device), whole_number("seed", options.seed, 0)
+        self.agent = SAC(
+            obs_size,
+            action_size,
+            hidden_size=options.hidden_size,
+            hidden_layers=options.hidden_layers,
+            learning_rate=options.learning_rate,
+            discount=options.discount,
+            tau=options.tau,
+            device=device,
+            seed=4 * seed,
+        )
+        self.dynamics = DynamicsEnsemble(
+            obs_size,
+            action_size,
+            ensemble_size=options.ensemble_size,
+            num_elites=options.num_elites,
+            hidden_size=options.dynamics_hidden_size,
+            hidden_layers=options.dynamics_layers,
+            learning_rate=options.dynamics_learning_rate,
+            device=device,
+            seed=4 * seed + 1,
+        )
+        self.real, self.model = (
+            TransitionBuffer(
+                size, obs_size, action_size, device=device, sampling=options.sampling, seed=4 * seed + place
+            )
+            for place, size in ((2, options.real_buffer_size), (3, options.model_buffer_size))
+        )
+        self.mixer = Mixer(self.real, self.model, options.batch_size, options.real_ratio)
+        self.rollout_length = whole_number("rollout_length", options.rollout_length, 1)
+        self._rollout_batch = whole_number("rollout_batch_size", options.rollout_batch_size, 1)
+        self._dynamics_batch = whole_number("dynamics_batch_size", options.dynamics_batch_size, 1)
+        self.model_clamped = 0  # model rows with a prediction outside the range of the real data
+        self.model_dropped = 0  # model rows that were not finite
+
+    @property
+    def real_data(self) -> int:
+        """Real transitions ever taken."""
+        return self.real.total_added
+
+    @property
+    def model_data(self) -> int:
+        """Model transitions ever generated."""
+        return self.model.total_added
+
+    @property
+    def agent_updates(self) -> int:
+        """Gradient steps of the agent."""
+        return self.agent.updates
+
+    @property
+    def dynamics_updates(self) -> int:
+        """Gradient steps of the dynamics."""
+        return self.dynamics.updates
+
+    def take(self, transitions: Transitions, version: int) -> None:
+        """Store real transitions that the policy of `version` made."""
+        self.real.add(transitions, version)
+
+    def train_dynamics(self, updates: int) -> dict[str, float]:
+        """Make `updates` gradient steps on the real data; needs some."""
+        return self.dynamics.fit(self.real, updates, self._dynamics_batch)
+
+    def roll(self, count: int) -> int:
+        """Roll `count` real observations out with the agent's policy; returns the transitions that this gave.
+
+        None before the dynamics was fitted once.
+        """
+        if not self.dynamics.version or not self.real.count:
+            return 0
+        before = self.model.total_added
+        for start in range(0, count, self._rollout_batch):
+            starts = self.real.sample_obs(min(self._rollout_batch, count - start))
+            found = rollout(self.dynamics, self.agent.act, starts, self.rollout_length)
+            self.model.add(found.transitions, self.dynamics.version)
+            self.model_clamped += found.clamped
+            self.model_dropped += found.dropped
+        return self.model.total_added - before
+
+    def train_agent(self, updates: int, version: int = 0) -> dict[str, float]:
+        """Make `updates` gradient steps of the agent on mixed batches; `version` is the policy's now.
+
+        Returns the means of the losses, and mean and largest age of the sampled rows: of real ones in policy versions, of model ones in dynamics versions.
+        """
+        totals = torch.zeros(len(LOSSES), device=self.real.device)
+        ages = {"real": _Ages(version), "model": _Ages(self.dynamics.version)}
+        for _ in range(updates):
+            sample = self.mixer.sample()
+            found = self.agent.update(sample)
+            self.mixer.update_priorities(found["td_errors"])
+            totals += torch.stack([found[name] for name in LOSSES])
+            ages["real"].see(sample.versions[: self.mixer.real_rows])
+            ages["model"].see(sample.versions[self.mixer.real_rows :])
+        losses = dict(zip(LOSSES, (totals / max(updates, 1)).tolist(), strict=True)) if updates else {}
+        return {**losses, **ages["real"].report("real"), **ages["model"].report("model")}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next steps depend on, as tensors and numbers in nested dicts."""
+        parts = {"agent": self.agent, "dynamics": self.dynamics, "real": self.real, "model": self.model}
+        counters = {"model_clamped": self.model_clamped, "model_dropped": self.model_dropped}
+        return {**{name: part.state_dict() for name, part in parts.items()}, **counters}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken; other sizes of networks or rows raise ConfigError."""
+        for name, part in (
+            ("agent", self.agent),
+            ("dynamics", self.dynamics),
+            ("real", self.real),
+            ("model", self.model),
+        ):
+            part.load_state_dict(state[name])
+        self.model_clamped, self.model_dropped = int(state["model_clamped"]), int(state["model_dropped"])
+
+
+class _Ages:
+    """Mean and maximum of the ages of sampled rows, kept on the device until they are asked for."""
+
+    def __init__(self, version: int) -> None:
+        self._version, self._rows = version, 0
+        self._sum: Tensor | None = None
+        self._oldest: Tensor | None = None
+
+    def see(self, versions: Tensor) -> None:
+        """Count these rows in."""
+        if not len(versions):
+            return
+        total, oldest = versions.sum(), versions.min()
+        self._rows += len(versions)
+        self._sum = total if self._sum is None else self._sum + total
+        self._oldest = oldest if self._oldest is None else torch.minimum(self._oldest, oldest)
+
+    def report(self, source: str) -> dict[str, float]:
+        """`<source>_age_mean` and `<source>_age_max`; empty when there were no rows."""
+        if self._sum is None or self._oldest is None:
+            return {}
+        mean = self._version - int(self._sum) / self._rows
+        return {f"{source}_age_mean": mean, f"{source}_age_max": float(self._version - int(self._oldest))}
