@@ -1,0 +1,295 @@
+"""The roles that play: collectors, whose environments go on from one collect to the next, and the evaluator.
+
+Their factories import only what they need: a collector of gymnasium environments never imports torch, so its weights must
+come as numpy arrays.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lzero_async.config import whole_number
+from lzero_async.errors import ConfigError, LzeroAsyncError, Stopped
+from lzero_async.parcels import Parcel
+from lzero_async.types import StopSignal
+from zoo.jericho.priorzero.roles import interrupted, stopped
+from zoo.mbpo.envs import GymEnvs, VectorEnvs, shares
+from zoo.mbpo.playing import NumpyPlaying, Playing
+from zoo.mbpo.recording import Episodes, Record
+from zoo.mbpo.transitions import Transitions
+from zoo.mbpo.waiting import WaitingEnvs
+
+Emit = Callable[[Any], None]
+MakeEnvs = Callable[[], VectorEnvs]
+COLLECT_STREAM, EVAL_STREAM = 1, 2
+EVENT_EVERY = 0.2  # seconds between two words to the parent about the steps made
+RECENT_COLLECTS = 10
+MAX_EVAL_STEPS = 100_000  # vector steps without the end of an evaluation after which none is expected
+
+
+class CollectOrder(NamedTuple):
+    """What a collector needs to know besides the weights."""
+
+    version: int  # of the weights
+    number: int  # of the collect; says which stream of random numbers to use
+    steps: int  # of each environment
+    random: bool = False  # uniform actions instead of the policy's
+
+
+class _PlayingRole:
+    """Environments, and a policy on whatever weights it is given."""
+
+    event = ""  # what it tells the parent its steps are
+
+    def __init__(self, make_envs: MakeEnvs, emit: Emit, playing: Callable[[Any], Playing]) -> None:
+        self.envs = make_envs()
+        self.version = -1
+        self._playing = playing(self.envs)
+        self._emit, self._unsaid, self._said_at = emit, 0, time.monotonic()
+
+    def ready(self) -> dict[str, Any]:
+        """Answered once the role is made: the sizes of its environments."""
+        envs = self.envs
+        return {"num_envs": envs.num_envs, "obs_size": envs.obs_size, "action_size": envs.action_size}
+
+    def close(self) -> None:
+        """End the environments."""
+        self.envs.close()
+
+    def _load(self, version: int, weights: Parcel) -> None:
+        if version != self.version:
+            self._playing.load(weights.read())
+            self.version = version
+
+    def _told(self, steps: int) -> None:
+        """Steps were made: tell the parent, now and then."""
+        self._unsaid += steps
+        if time.monotonic() - self._said_at >= EVENT_EVERY:
+            self._emit((self.event, self._unsaid))
+            self._unsaid, self._said_at = 0, time.monotonic()
+
+
+class CollectorRole(_PlayingRole):
+    """Plays a number of steps in all of its environments; their episodes go on in the next collect.
+
+    `playing` gives it its policy and arrays; see `playing.Playing`.
+    """
+
+    event = "steps"
+
+    def __init__(
+        self,
+        make_envs: MakeEnvs,
+        worker: int,
+        seed: int,
+        emit: Emit,
+        playing: Callable[[Any], Playing] = NumpyPlaying,
+    ) -> None:
+        super().__init__(make_envs, emit, playing)
+        self.worker, self.seed = worker, seed
+        self._obs: Any = None
+        self._episodes = Episodes(self.envs.num_envs)
+        self._recent: deque[float] = deque(maxlen=RECENT_COLLECTS)
+        self._ended_at: float | None = None
+
+    def collect(self, order: CollectOrder, weights: Parcel | None, stop: StopSignal | None = None) -> Parcel:
+        """One batch: a Parcel of Transitions, row `step * num_envs + environment`, with its numbers beside it.
+
+        A random collect needs no weights. Raises Stopped when `stop` is set, with nothing kept but the environments'
+        progress.
+        """
+        begun = time.monotonic()
+        whole_number("steps", order.steps, 1)
+        if not order.random:
+            if weights is None:
+                raise ConfigError("weights is None; a collect that is not random needs the policy's weights.")
+            self._load(order.version, weights)
+        stream = [self.seed, COLLECT_STREAM, self.worker, order.number]
+        if (
+            self._obs is None
+        ):  # with the collect's number, so that a restarted collector does not begin the same episodes
+            self._obs = self.envs.reset(stream)
+        waited = self._listen_to(stop)
+        rows, ends = self._play(order, self._playing.random(stream), stop)
+        seconds = time.monotonic() - begun
+        meta = {
+            "worker": self.worker,
+            "version": order.version,
+            "number": order.number,
+            "steps": rows.count,
+            "left_out": order.steps * self.envs.num_envs - rows.count,
+            "seconds": seconds,
+            **self._times(begun, seconds, waited),
+            **ends,
+        }
+        return Parcel(rows, meta)
+
+    def _play(self, order: CollectOrder, random: Any, stop: StopSignal | None) -> tuple[Transitions, dict[str, Any]]:
+        """The steps of one collect, and the ends of episodes in it."""
+        record = Record(self._playing, order.steps, self.envs.num_envs)
+        try:
+            for _ in range(order.steps):
+                if stop is not None and stop.is_set():
+                    raise stopped(stop)  # half a collect is none
+                action = self._playing.explore(random) if order.random else self._playing.act(self._obs, random)
+                step = self.envs.step(action)
+                record.add(self._obs, action, step)
+                self._obs = step.obs
+                self._told(self.envs.num_envs)
+        except Stopped:
+            self._episodes.add(*record.rewards_and_ends())  # the environments have gone on
+            raise
+        except BaseException:
+            self._obs = None  # nobody knows what state they are in
+            self._episodes = Episodes(self.envs.num_envs)
+            raise
+        return record.transitions(), self._episodes.add(*record.rewards_and_ends())
+
+    def _listen_to(self, stop: StopSignal | None) -> float:
+        """Let a wait in the environments end at `stop`; the seconds waited so far."""
+        if not isinstance(self.envs, WaitingEnvs):
+            return 0.0
+        self.envs.stop = stop
+        return self.envs.waited_seconds
+
+    def _times(self, begun: float, seconds: float, waited: float) -> dict[str, float]:
+        """Seconds: waited for nothing between collects, mean of the latest collects and, if known, of the simulator."""
+        self._recent.append(seconds)
+        idle = 0.0 if self._ended_at is None else begun - self._ended_at
+        self._ended_at = begun + seconds
+        times = {"idle_seconds": idle, "recent_seconds": sum(self._recent) / len(self._recent)}
+        if isinstance(self.envs, WaitingEnvs):
+            times["wait_seconds"] = self.envs.waited_seconds - waited
+        return times
+
+
+class EvaluatorRole(_PlayingRole):
+    """Plays whole episodes with the policy's most likely actions and says how well it did."""
+
+    event = "evaluation steps"
+
+    def __init__(
+        self, make_envs: MakeEnvs, seed: int, emit: Emit, playing: Callable[[Any], Playing] = NumpyPlaying
+    ) -> None:
+        super().__init__(make_envs, emit, playing)
+        self.seed = seed
+
+    def evaluate(self, version: int, weights: Parcel, episodes: int, stop: StopSignal | None = None) -> dict[str, Any]:
+        """Returns and lengths of `episodes` new episodes: mean, min and max, and `returns` itself.
+
+        Each environment plays its share, so that short episodes count no more often than long ones. Raises Stopped when
+        the run is interrupted.
+        """
+        begun = time.monotonic()
+        whole_number("episodes", episodes, 1)
+        self._load(version, weights)
+        stream = [self.seed, EVAL_STREAM, version]
+        returns, lengths = self._play(episodes, stream, stop)
+        return {
+            "version": version,
+            "episodes": episodes,
+            "mean_return": float(np.mean(returns)),
+            "min_return": float(np.min(returns)),
+            "max_return": float(np.max(returns)),
+            "mean_length": float(np.mean(lengths)),
+            "min_length": int(np.min(lengths)),
+            "max_length": int(np.max(lengths)),
+            "returns": returns,
+            "seconds": time.monotonic() - begun,
+        }
+
+    def _play(self, episodes: int, stream: Sequence[int], stop: StopSignal | None) -> tuple[list[float], list[int]]:
+        left = np.array(shares(episodes, self.envs.num_envs))
+        obs, random = self.envs.reset(stream), self._playing.random(stream)
+        running, ages = np.zeros(len(left)), np.zeros(len(left), dtype=int)
+        returns: list[float] = []
+        lengths: list[int] = []
+        for _ in range(MAX_EVAL_STEPS * int(left.max())):
+            if stop is not None and interrupted(stop):
+                raise stopped(stop)  # half an evaluation is none; one that is due at a run's own end is finished
+            step = self.envs.step(self._playing.act(obs, random, deterministic=True))
+            obs = step.obs
+            running += self._playing.on_cpu(step.reward)
+            ages += 1
+            ended = self._playing.on_cpu(step.terminated | step.truncated)
+            for row in np.flatnonzero(ended & (left > 0)):
+                returns.append(float(running[row]))
+                lengths.append(int(ages[row]))
+            left -= ended
+            running[ended], ages[ended] = 0.0, 0
+            self._told(len(left))
+            if len(returns) == episodes:
+                return returns, lengths
+        raise LzeroAsyncError(
+            f"An evaluation did not end within {MAX_EVAL_STEPS} steps an episode; give the environment a time limit, for "
+            "example with env_args max_episode_steps."
+        )
+
+
+# -- factories: functools.partial of one of these, without its last argument, is what a backend starts ---------------------
+
+
+def gym_envs(env_id: str, num_envs: int, env_args: Mapping[str, Any] | None, step_seconds: float) -> VectorEnvs:
+    """Gymnasium's environments; each step of all of them waits `step_seconds` besides (0: not at all)."""
+    if not isinstance(step_seconds, (int, float)) or isinstance(step_seconds, bool) or not step_seconds >= 0:
+        raise ConfigError(f"step_seconds is {step_seconds!r}; it must be a number of seconds of at least 0.")
+    envs = GymEnvs(env_id, num_envs, env_args=env_args)
+    return WaitingEnvs(envs, step_seconds) if step_seconds else envs
+
+
+def gym_collector(
+    env_id: str,
+    num_envs: int,
+    env_args: Mapping[str, Any] | None,
+    step_seconds: float,
+    worker: int,
+    seed: int,
+    emit: Emit,
+) -> CollectorRole:
+    """A collector of gymnasium environments."""
+    return CollectorRole(lambda: gym_envs(env_id, num_envs, env_args, step_seconds), worker, seed, emit)
+
+
+def evaluator(
+    env_id: str, num_envs: int, env_args: Mapping[str, Any] | None, step_seconds: float, seed: int, emit: Emit
+) -> EvaluatorRole:
+    """The evaluator on gymnasium environments."""
+    return EvaluatorRole(lambda: gym_envs(env_id, num_envs, env_args, step_seconds), seed, emit)
+
+
+def tensor_envs(factory: str, factory_args: Mapping[str, Any] | None) -> Any:
+    """TensorEnvs around what the function at "module:function" makes of `factory_args`, checked against the contract."""
+    from zoo.mbpo.tensor_envs import TensorEnvs
+
+    module, colon, name = str(factory).partition(":")
+    if not (module and colon and name):
+        raise ConfigError(
+            f"factory is {factory!r}; it must be 'module:function', where the function makes the environment."
+        )
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"factory is {factory!r}, which cannot be imported: {error}.") from error
+    return TensorEnvs(make(**dict(factory_args or {})))
+
+
+def tensor_collector(
+    factory: str, factory_args: Mapping[str, Any] | None, worker: int, seed: int, emit: Emit
+) -> CollectorRole:
+    """A collector of tensor environments. On the inline and thread backends what it collects stays on their device."""
+    from zoo.mbpo.tensor_playing import TensorPlaying
+
+    return CollectorRole(lambda: tensor_envs(factory, factory_args), worker, seed, emit, TensorPlaying)
+
+
+def tensor_evaluator(factory: str, factory_args: Mapping[str, Any] | None, seed: int, emit: Emit) -> EvaluatorRole:
+    """The evaluator on tensor environments."""
+    from zoo.mbpo.tensor_playing import TensorPlaying
+
+    return EvaluatorRole(lambda: tensor_envs(factory, factory_args), seed, emit, TensorPlaying)
