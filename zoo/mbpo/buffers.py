@@ -61,9 +61,10 @@ class Batch:
 class TransitionBuffer:
     """The newest `capacity` transitions on `device`.
 
-    `uniform` draws all rows alike. `recent` draws the rank from the newest on by an exponential law cut at the oldest row: a row is half as likely as one that
-    is `recent_half_life` (a share of the filled buffer) newer. `priority` draws in proportion to (|error| + floor) ** exponent; new rows have
-    the highest priority seen, and `Sample.weight` holds the importance weights.
+    `uniform` draws all rows alike. `recent` draws the rank from the newest on by an exponential law cut at the oldest
+    row: a row is half as likely as one that is `recent_half_life` (a share of the filled buffer) newer. `priority` draws in
+    proportion to (|error| + floor) ** exponent; new rows have the highest priority seen, and `Sample.weight` holds the
+    importance weights.
     """
 
     def __init__(

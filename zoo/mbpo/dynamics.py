@@ -32,7 +32,8 @@ HASH = 2654435761  # an odd number near 2**32 / golden ratio spreads consecutive
 class DynamicsEnsemble:
     """`ensemble_size` networks that predict change of observation, reward and termination from observation and action.
 
-    A network gives mean and bounded log variance of each target, and a termination logit; a row terminates above 0. `version` counts the fits.
+    A network gives mean and bounded log variance of each target, and a termination logit; a row terminates above 0.
+    `version` counts the fits.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class DynamicsEnsemble:
         with torch.no_grad():
             self._network.parameters[-1][..., -1] = NO_TERMINATION
         self._optimizer = torch.optim.Adam(
-            self._network.parameters,
+            [self._network.flat],
             lr=positive_number("dynamics_learning_rate", learning_rate),
             weight_decay=weight_decay,
             fused=True,
@@ -110,8 +111,7 @@ class DynamicsEnsemble:
             loss += self._update(buffer.gather(self._train_rows[picks]))
         self.updates += updates
         self.version += 1
-        report = {"dynamics_loss": float(loss) / max(updates, 1), **self._choose_elites(buffer)}
-        return report
+        return {"dynamics_loss": float(loss) / max(updates, 1), **self._choose_elites(buffer)}
 
     @torch.no_grad()
     def predict(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,9 +190,7 @@ class DynamicsEnsemble:
         likelihood = ((targets - mean).square() * (-log_var).exp() + log_var).mean((1, 2)).sum()
         terminated = sample.terminated.view(self.ensemble_size, -1)
         loss = likelihood + F.binary_cross_entropy_with_logits(logit, terminated) * self.ensemble_size
-        gradients = torch.autograd.grad(loss, self._network.parameters)
-        for parameter, gradient in zip(self._network.parameters, gradients, strict=True):
-            parameter.grad = gradient
+        self._network.set_gradient(loss)
         self._optimizer.step()
         return loss.detach() / self.ensemble_size
 

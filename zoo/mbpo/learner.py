@@ -131,7 +131,8 @@ class Learner:
     def train_agent(self, updates: int, version: int = 0) -> dict[str, float]:
         """Make `updates` gradient steps of the agent on mixed batches; `version` is the policy's now.
 
-        Returns the means of the losses, and mean and largest age of the sampled rows: of real ones in policy versions, of model ones in dynamics versions.
+        Returns the means of the losses, and mean and largest age of the sampled rows: of real ones in policy versions,
+        of model ones in dynamics versions.
         """
         totals = torch.zeros(len(LOSSES), device=self.real.device)
         ages = {"real": _Ages(version), "model": _Ages(self.dynamics.version)}

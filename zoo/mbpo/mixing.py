@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lzero_async.config import real_number, whole_number
-from lzero_async.errors import ConfigError
 from torch import Tensor
 
+from lzero_async.config import real_number, whole_number
+from lzero_async.errors import ConfigError
 from zoo.mbpo.buffers import Batch, Sample, TransitionBuffer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class BatchedMLP:
         activation: Callable[[Tensor], Tensor],
         generator: torch.Generator,
     ) -> None:
-        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
+        pairs = list(pairwise(sizes))
         lead = (copies,) if copies else ()
         shapes = [((*lead, low, high), (*lead, *((1,) if copies else ()), high)) for low, high in pairs]
         total = sum(math.prod(shape) for both in shapes for shape in both)
@@ -52,6 +53,11 @@ class BatchedMLP:
             if index + 2 < len(parameters):
                 value = self._activation(value)
         return value
+
+    def set_gradient(self, loss: Tensor) -> None:
+        """Put the loss's gradient into `flat.grad`, so that an optimizer of `flat` has one tensor to step."""
+        gradients = torch.autograd.grad(loss, self.parameters)
+        self.flat.grad = torch.cat([gradient.flatten() for gradient in gradients])
 
     def named(self) -> dict[str, Tensor]:
         """The live weights by name, detached; whoever keeps them makes a copy."""

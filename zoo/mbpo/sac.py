@@ -54,21 +54,20 @@ class SAC:
         self.critic = BatchedMLP(sizes, 2, torch.relu_, self._generator)
         self.target = BatchedMLP(sizes, 2, torch.relu_, self._generator)
         self.target.flat.copy_(self.critic.flat)
-        self.log_temperature = torch.zeros(1, device=device, requires_grad=True)
-        self._critic_optimizer = torch.optim.Adam(self.critic.parameters, lr=learning_rate, fused=True)
-        self._actor_optimizer = torch.optim.Adam(
-            [*self.actor.parameters, self.log_temperature], lr=learning_rate, fused=True
-        )
+        self.log_temperature = torch.zeros(1, device=device)
+        self._critic_optimizer = torch.optim.Adam([self.critic.flat], lr=learning_rate, fused=True)
+        self._actor_optimizer = torch.optim.Adam([self.actor.flat, self.log_temperature], lr=learning_rate, fused=True)
         self.updates = 0
 
     def update(self, sample: Sample) -> dict[str, Tensor]:
         """One gradient step each of critics, actor and temperature.
 
-        Returns the scalars of LOSSES and `td_errors` [N] (mean over the critics of the absolute error) as tensors, so that a GPU need not wait.
+        Returns the scalars of LOSSES and `td_errors` [N] (mean over the critics of the absolute error) as tensors, so that
+        a GPU need not wait.
         """
         count = sample.obs.shape[0]
         noise = torch.randn((2, count, self.action_size), generator=self._generator, device=self._generator.device)
-        temperature = self.log_temperature.detach().exp()
+        temperature = self.log_temperature.exp()
         critic_loss, errors, q_mean = self._update_critics(sample, noise[0], temperature)
         actor_loss, log_prob = self._update_actor(sample.obs, noise[1], temperature)
         self.updates += 1
@@ -83,7 +82,8 @@ class SAC:
         found = self._value(self.critic, sample.obs, sample.action)
         errors = found - goal
         loss = (errors.square() * sample.weight).mean()
-        _step(self._critic_optimizer, self.critic.parameters, loss)
+        self.critic.set_gradient(loss)
+        self._critic_optimizer.step()
         self.target.flat.lerp_(self.critic.flat, self.tau)
         return loss.detach(), errors.detach().abs().mean(0), found.detach().mean()
 
@@ -93,7 +93,8 @@ class SAC:
         mean_log_prob = log_prob.detach().mean()
         # The temperature's loss is linear in its logarithm, so its gradient needs no backward pass.
         self.log_temperature.grad = -(mean_log_prob + self.target_entropy).view(1)
-        _step(self._actor_optimizer, self.actor.parameters, loss)
+        self.actor.set_gradient(loss)
+        self._actor_optimizer.step()
         return loss.detach(), mean_log_prob
 
     def _value(self, network: BatchedMLP, obs: Tensor, action: Tensor) -> Tensor:
@@ -145,14 +146,8 @@ class SAC:
         self.actor.load(state["actor"])
         self.critic.load(state["critic"])
         self.target.load(state["target"])
-        copy_into({"log": self.log_temperature.detach()}, state["temperature"])
+        copy_into({"log": self.log_temperature}, state["temperature"])
         load_optimizer_state(self._critic_optimizer, state["critic_optimizer"])
         load_optimizer_state(self._actor_optimizer, state["actor_optimizer"])
         load_generator_state(self._generator, state["generator"])
         self.updates = int(state["updates"])
-
-
-def _step(optimizer: torch.optim.Optimizer, parameters: list[Tensor], loss: Tensor) -> None:
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        parameter.grad = gradient
-    optimizer.step()
