@@ -35,6 +35,13 @@ def real_number(name: str, value: Any) -> float:
     return float(value)
 
 
+def number_between(name: str, value: Any, low: float, high: float) -> float:
+    """`value` as a float from `low` to `high`, or a ConfigError."""
+    if not low <= real_number(name, value) <= high:
+        raise ConfigError(f"{name} is {value!r}; it must be between {low:g} and {high:g}.")
+    return float(value)
+
+
 def one_of(name: str, value: Any, words: Iterable[str]) -> str:
     """`value` if it is one of `words`, or a ConfigError that lists them."""
     words = tuple(words)

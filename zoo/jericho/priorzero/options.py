@@ -12,7 +12,7 @@ from typing import Any
 
 from easydict import EasyDict
 
-from lzero_async.config import one_of, positive_number, real_number, whole_number
+from lzero_async.config import number_between, one_of, positive_number, whole_number
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero import priorzero_config
 
@@ -24,12 +24,7 @@ def _whole(low: int) -> Check:
 
 
 def _between(low: float, high: float) -> Check:
-    def check(name: str, value: Any) -> float:
-        if not low <= real_number(name, value) <= high:
-            raise ConfigError(f"{name} is {value!r}; it must be between {low:g} and {high:g}.")
-        return float(value)
-
-    return check
+    return lambda name, value: number_between(name, value, low, high)
 
 
 def _words(*words: str) -> Check:

@@ -1,0 +1,345 @@
+"""Every option of MBPO: its default, what it may be, its meaning, and the trainers that it belongs to. Checked here, once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from easydict import EasyDict
+
+from lzero_async.config import number_between, one_of, positive_number, whole_number
+from lzero_async.errors import ConfigError
+from zoo.mbpo.envs import split
+
+Check = Callable[[str, Any], Any]
+SYNC, BATCH, CONTINUOUS = "sync", "batch", "continuous"
+TRAINERS: Final = (SYNC, BATCH, CONTINUOUS)
+AUTOMATIC: Final = -1
+
+
+def _whole(low: int) -> Check:
+    return lambda name, value: whole_number(name, value, low)
+
+
+def _between(low: float, high: float) -> Check:
+    return lambda name, value: number_between(name, value, low, high)
+
+
+def _words(*words: str) -> Check:
+    return lambda name, value: one_of(name, value, words)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is {value!r}; it must be text.")
+    return value
+
+
+def _name(name: str, value: Any) -> str:
+    if not _text(name, value).strip():
+        raise ConfigError(f"{name} is empty; it must not be.")
+    return str(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; it must be true or false.")
+    return value
+
+
+def _seed(name: str, value: Any) -> int:
+    if whole_number(name, value, 0) >= 2**31:
+        raise ConfigError(f"{name} is {value!r}; it must be below 2**31.")
+    return int(value)
+
+
+def _device(name: str, value: Any) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", _text(name, value)):
+        raise ConfigError(f"{name} is {value!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:' and a number.")
+    return str(value)
+
+
+def _arguments(name: str, value: Any) -> dict[str, Any]:
+    """A JSON object, or NAME=VALUE pairs with commas between them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    text = _text(name, value).strip()
+    if text.startswith("{"):
+        try:
+            return dict(json.loads(text))
+        except ValueError as error:
+            raise ConfigError(f"{name} is {value!r}, which is not JSON ({error}); write it as g=9.81,m=1.") from error
+    found: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, word = part.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{name} has {part!r}, which is not NAME=VALUE; write it as g=9.81,m=1.")
+        try:
+            found[key.strip()] = json.loads(word)
+        except ValueError:
+            found[key.strip()] = word.strip()
+    return found
+
+
+class Option(NamedTuple):
+    """One option; `trainers` names those that use it."""
+
+    default: Any
+    check: Check
+    help: str
+    trainers: tuple[str, ...] = TRAINERS
+
+
+ONE_BY_ONE = (SYNC, BATCH)
+GROUPS: dict[str, dict[str, Option]] = {
+    "environment": {
+        "env": Option("Pendulum-v1", _name, "gymnasium id (also module:Name-v0); --task is another name for it"),
+        "num_envs": Option(64, _whole(1), "environments in all"),
+        "env_args": Option({}, _arguments, "arguments of the environment, as g=9.81 or as JSON"),
+        "step_seconds": Option(
+            0.0, _between(0, 3600), "extra seconds that each vector step waits, as a slow simulator would"
+        ),
+    },
+    "run": {
+        "trainer": Option(BATCH, _words(*TRAINERS), "sync, batch (v2, RSL-RL style) or continuous (v1)"),
+        "exp_name": Option("runs/mbpo", _name, "folder for everything that the run writes"),
+        "seed": Option(0, _seed, "seed of everything random"),
+        "max_steps": Option(50_000, _whole(0), "real environment steps after which to end (0: no limit)"),
+        "max_seconds": Option(0.0, _between(0, 1e9), "seconds after which to end (0: no limit)"),
+        "target_return": Option(
+            None, lambda name, value: None if value is None else number_between(name, value, -1e12, 1e12),
+            "evaluation return that ends the run (default: none)",
+        ),
+        "random_steps": Option(1_000, _whole(0), "real steps at the start with uniform actions"),
+        "eval_every": Option(5, _whole(0), "trains (batches of real data) between evaluations (0: none)"),
+        "eval_episodes": Option(20, _whole(1), "episodes of an evaluation"),
+        "checkpoint_every": Option(20, _whole(0), "trains between checkpoints (0: only at the end)"),
+        "log_interval": Option(1_000, _whole(1), "agent updates between two log lines"),
+        "wandb": Option("off", _words("off", "offline", "online"), "Weights & Biases: off, offline (no account) or online"),
+        "trace": Option(True, _flag, "write trace.json, which Perfetto opens"),
+    },
+    "where": {
+        "device": Option("auto", _device, "of the learner: auto, cpu, cuda or cuda:N"),
+        "backend": Option(
+            "auto", _words("auto", "inline", "thread", "process"),
+            "where the roles live; auto: inline for sync, else processes",
+        ),
+        "torch_threads": Option(0, _whole(0), "torch threads of each role that learns (0: one, or all for sync)"),
+        "max_restarts": Option(5, _whole(0), "restarts in a row of a collector that fails"),
+        "restart_backoff": Option(0.2, positive_number, "seconds before the first of them, doubling"),
+    },
+    "pace: the same for every trainer; per real transition, fractions carry over": {
+        "updates_per_step": Option(1.0, _between(0, 1000), "agent updates"),
+        "dynamics_updates_per_step": Option(0.1, _between(0, 1000), "dynamics updates"),
+        "rollouts_per_step": Option(1.0, _between(0, 10_000), "model rollouts begun"),
+    },
+    "sync and batch": {
+        "num_steps_per_env": Option(24, _whole(1), "steps of every environment in one batch", ONE_BY_ONE),
+        "batch_queue_size": Option(
+            10, _whole(1), "batches that may wait for training; also the staleness bound, in batches", (BATCH,)
+        ),
+    },
+    "continuous": {
+        "num_collectors": Option(4, _whole(1), "collectors, a process each; they share the environments", (CONTINUOUS,)),
+        "max_queue_size": Option(1_000, _whole(1), "real transitions that may wait in the queue", (CONTINUOUS,)),
+        "collection_batch_size": Option(256, _whole(1), "real transitions of one collect", (CONTINUOUS,)),
+        "when_full": Option(
+            "drop_oldest", _words("drop_oldest", "wait"),
+            "what a full queue does: drop its oldest batch (counted), or let collectors wait", (CONTINUOUS,),
+        ),
+        "queue_order": Option(
+            "fifo", _words("fifo", "newest", "reward"),
+            "which batch is trained first (and the opposite dropped first): fifo, that of the newest policy, or of the highest "
+            "mean reward", (CONTINUOUS,),
+        ),
+        "off_policy_degree": Option(
+            AUTOMATIC, _whole(AUTOMATIC),
+            "staleness bound of real batches, in trains; -1: kept by the queue's length if collectors wait, else only reported",
+            (CONTINUOUS,),
+        ),
+        "max_train_ahead": Option(
+            4, _whole(0), "trains in a row on the data at hand while no batch waits", (CONTINUOUS,)
+        ),
+        "model_queue_size": Option(
+            8, _whole(1), "batches of model data that may wait for the agent; the oldest is dropped", (CONTINUOUS,)
+        ),
+        "adaptive_queue": Option(
+            False, _flag, "let the queue's length follow its use, which is kept at 50 to 80 %", (CONTINUOUS,)
+        ),
+        "adaptive_collectors": Option(
+            False, _flag, "let the number of active collectors follow the learner's hunger", (CONTINUOUS,)
+        ),
+        "adaptive_batch": Option(
+            False, _flag, "let collection_batch_size follow it, from a quarter to four times", (CONTINUOUS,)
+        ),
+    },
+    "agent": {
+        "hidden_size": Option(128, _whole(1), "width of actor and critics"),
+        "hidden_layers": Option(2, _whole(1), "hidden layers of actor and critics"),
+        "learning_rate": Option(1e-3, positive_number, "of actor, critics and temperature"),
+        "discount": Option(0.99, _between(0, 1), "per step"),
+        "tau": Option(0.005, _between(0, 1), "share by which the target critics follow at each update"),
+        "batch_size": Option(256, _whole(1), "transitions of an agent update"),
+        "real_ratio": Option(0.5, _between(0, 1), "share of real ones among them; 1: real data only"),
+        "sampling": Option("uniform", _words("uniform", "recent", "priority"), "how both buffers are sampled"),
+        "real_buffer_size": Option(100_000, _whole(1), "real transitions kept"),
+        "model_buffer_size": Option(20_000, _whole(1), "model transitions kept"),
+    },
+    "dynamics and rollouts": {
+        "ensemble_size": Option(7, _whole(1), "dynamics networks"),
+        "num_elites": Option(5, _whole(1), "of them, used by rollouts"),
+        "dynamics_hidden_size": Option(64, _whole(1), "width of a dynamics network"),
+        "dynamics_layers": Option(2, _whole(1), "its hidden layers"),
+        "dynamics_learning_rate": Option(1e-3, positive_number, "of the dynamics networks"),
+        "dynamics_batch_size": Option(256, _whole(1), "transitions of a dynamics update, for each network"),
+        "rollout_length": Option(1, _whole(1), "steps of a model rollout"),
+        "rollout_batch_size": Option(1_000, _whole(1), "rollouts made at once"),
+    },
+}  # fmt: skip
+OPTIONS: dict[str, Option] = {name: option for group in GROUPS.values() for name, option in group.items()}
+PRESETS: dict[str, dict[str, Any]] = {
+    f"envs{num_envs}": {
+        "trainer": CONTINUOUS,
+        "num_envs": num_envs,
+        "num_collectors": collectors,
+        "max_queue_size": queue,
+        "collection_batch_size": batch,
+    }
+    for num_envs, collectors, queue, batch in (
+        (64, 8, 2_000, 512),
+        (128, 16, 4_000, 1_024),
+        (256, 32, 8_000, 2_048),
+    )
+}
+# What another trainer's user most likely wants instead.
+INSTEAD: dict[tuple[str, str], str] = {
+    ("num_collectors", BATCH): "one collector steps all environments there; raise --num_envs",
+    ("num_collectors", SYNC): "one collector steps all environments there; raise --num_envs",
+    ("max_queue_size", BATCH): "its queue is --batch_queue_size, in batches",
+    ("collection_batch_size", BATCH): "a batch is --num_steps_per_env steps of all environments",
+    ("collection_batch_size", SYNC): "a batch is --num_steps_per_env steps of all environments",
+    ("off_policy_degree", BATCH): "its bound is --batch_queue_size, in batches",
+    ("off_policy_degree", SYNC): "nothing is stale there",
+    ("num_steps_per_env", CONTINUOUS): "a batch is --collection_batch_size transitions of one collector",
+    ("batch_queue_size", CONTINUOUS): "its queue is --max_queue_size, in transitions",
+}
+# A resumed run keeps these; all others may change.
+FIXED: Final = (
+    "env", "env_args", "hidden_size", "hidden_layers", "ensemble_size", "num_elites", "dynamics_hidden_size",
+    "dynamics_layers",
+)  # fmt: skip
+
+
+def build_options(
+    changes: Mapping[str, Any], *, preset: str = "", saved: Mapping[str, Any] | None = None
+) -> EasyDict:
+    """The checked options: defaults, then those of a `saved` run or of a preset, then `changes`.
+
+    Of a saved run that another trainer goes on with, what belongs to the old trainer is left out.
+    """
+    for name in changes:
+        _known(name)
+    values = {name: option.default for name, option in OPTIONS.items()}
+    given = dict(changes)
+    if preset:
+        one_of("--preset", preset, PRESETS)
+        if given.get("trainer", CONTINUOUS) != CONTINUOUS:
+            raise ConfigError(
+                f"--preset {preset} sets collectors and queue of the continuous trainer, but the trainer is "
+                f"{given['trainer']!r}; use --trainer continuous, or --num_envs {PRESETS[preset]['num_envs']} alone."
+            )
+        given = {**PRESETS[preset], **given}
+    if saved is not None:
+        values |= {name: value for name, value in saved.items() if name in OPTIONS}
+    trainer = _checked("trainer", given.get("trainer", values["trainer"]))
+    for name in given:
+        if trainer not in OPTIONS[name].trainers:
+            raise ConfigError(_belongs_elsewhere(name, trainer))
+    return check_options({**values, **given})
+
+
+def check_options(values: Mapping[str, Any]) -> EasyDict:
+    """Reject unknown names, bad values, and values that clash; return an EasyDict of them all."""
+    for name in values:
+        _known(name)
+    options = EasyDict({name: _checked(name, values.get(name, option.default)) for name, option in OPTIONS.items()})
+    options.env_args = dict(options.env_args)
+    _check_together(options)
+    return options
+
+
+def _checked(name: str, value: Any) -> Any:
+    return OPTIONS[name].check(name, value)
+
+
+def _check_together(options: EasyDict) -> None:
+    if options.num_elites > options.ensemble_size:
+        raise ConfigError(
+            f"num_elites is {options.num_elites}, more than ensemble_size {options.ensemble_size}; lower it."
+        )
+    if options.real_buffer_size < options.batch_size:
+        raise ConfigError(
+            f"real_buffer_size is {options.real_buffer_size}, less than batch_size {options.batch_size}; enlarge it."
+        )
+    if options.target_return is not None and not options.eval_every:
+        raise ConfigError("target_return is set, but eval_every is 0, so that it is never looked at; set eval_every.")
+    if options.trainer == SYNC and options.backend not in ("auto", "inline"):
+        raise ConfigError(f"backend is {options.backend!r}, but the sync trainer runs in turn in one process; use inline.")
+    if options.trainer != SYNC and options.backend == "inline":
+        raise ConfigError(f"backend is 'inline', but the {options.trainer} trainer needs thread or process.")
+    if options.trainer == CONTINUOUS:
+        _check_continuous(options)
+
+
+def _check_continuous(options: EasyDict) -> None:
+    split(options.num_envs, options.num_collectors)
+    if options.max_queue_size < options.collection_batch_size:
+        raise ConfigError(
+            f"max_queue_size is {options.max_queue_size}, less than one batch of {options.collection_batch_size} "
+            "(collection_batch_size); enlarge the queue or make batches smaller."
+        )
+    if options.off_policy_degree == 0:
+        raise ConfigError("off_policy_degree 0 is strictly in turn; use --trainer sync for that.")
+    if options.when_full == "wait":
+        for name in ("adaptive_queue", "adaptive_collectors", "adaptive_batch"):
+            if options[name]:
+                raise ConfigError(f"{name} needs a queue that drops; set when_full to drop_oldest, or {name} to false.")
+        if options.queue_order != "fifo":
+            raise ConfigError("queue_order is for a queue that drops; set when_full to drop_oldest, or queue_order to fifo.")
+
+
+def _known(name: str) -> None:
+    if name not in OPTIONS:
+        close = difflib.get_close_matches(name, OPTIONS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "--help lists them."
+        raise ConfigError(f"There is no option {name}; {hint}")
+
+
+def _belongs_elsewhere(name: str, trainer: str) -> str:
+    homes = " and ".join(OPTIONS[name].trainers)
+    instead = INSTEAD.get((name, trainer), "leave it out")
+    return f"{name} belongs to the {homes} trainer, and this run's is {trainer}: {instead}, or use --trainer {OPTIONS[name].trainers[-1]}."
+
+
+def device_of(options: EasyDict) -> str:
+    """The learner's device; 'auto' is cuda where there is one."""
+    if options.device == "auto":
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if str(options.device).startswith("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device is {options.device!r}, but torch sees no GPU here; use --device cpu.")
+    return str(options.device)
+
+
+def backend_of(options: EasyDict) -> str:
+    """Where the roles live."""
+    if options.backend != "auto":
+        return str(options.backend)
+    return "inline" if options.trainer == SYNC else "process"
