@@ -44,45 +44,52 @@ class LearnerOptions:
     seed: int = 0  # of everything random in the learner
 
 
-class Learner:
-    """SAC on real and model data; the counters say what was done since the very start, resumes included."""
+def make_agent(options: Any, obs_size: int, action_size: int) -> SAC:
+    """The agent that these options describe."""
+    return SAC(
+        obs_size,
+        action_size,
+        hidden_size=options.hidden_size,
+        hidden_layers=options.hidden_layers,
+        learning_rate=options.learning_rate,
+        discount=options.discount,
+        tau=options.tau,
+        device=options.device,
+        seed=4 * options.seed,
+    )
+
+
+def make_dynamics(options: Any, obs_size: int, action_size: int) -> DynamicsEnsemble:
+    """The dynamics that these options describe."""
+    return DynamicsEnsemble(
+        obs_size,
+        action_size,
+        ensemble_size=options.ensemble_size,
+        num_elites=options.num_elites,
+        hidden_size=options.dynamics_hidden_size,
+        hidden_layers=options.dynamics_layers,
+        learning_rate=options.dynamics_learning_rate,
+        device=options.device,
+        seed=4 * options.seed + 1,
+    )
+
+
+def make_buffer(options: Any, obs_size: int, action_size: int, source: str) -> TransitionBuffer:
+    """The buffer of `real` or of `model` data."""
+    size = options.real_buffer_size if source == "real" else options.model_buffer_size
+    seed = 4 * options.seed + (2 if source == "real" else 3)
+    return TransitionBuffer(size, obs_size, action_size, device=options.device, sampling=options.sampling, seed=seed)
+
+
+class AgentLearner:
+    """SAC on a real and a model buffer; the counters say what was done since the very start, resumes included."""
 
     def __init__(self, options: Any, obs_size: int, action_size: int) -> None:
-        device, seed = torch.device(options.device), whole_number("seed", options.seed, 0)
-        self.agent = SAC(
-            obs_size,
-            action_size,
-            hidden_size=options.hidden_size,
-            hidden_layers=options.hidden_layers,
-            learning_rate=options.learning_rate,
-            discount=options.discount,
-            tau=options.tau,
-            device=device,
-            seed=4 * seed,
-        )
-        self.dynamics = DynamicsEnsemble(
-            obs_size,
-            action_size,
-            ensemble_size=options.ensemble_size,
-            num_elites=options.num_elites,
-            hidden_size=options.dynamics_hidden_size,
-            hidden_layers=options.dynamics_layers,
-            learning_rate=options.dynamics_learning_rate,
-            device=device,
-            seed=4 * seed + 1,
-        )
-        self.real, self.model = (
-            TransitionBuffer(
-                size, obs_size, action_size, device=device, sampling=options.sampling, seed=4 * seed + place
-            )
-            for place, size in ((2, options.real_buffer_size), (3, options.model_buffer_size))
-        )
+        whole_number("seed", options.seed, 0)
+        self.agent = make_agent(options, obs_size, action_size)
+        self.real = make_buffer(options, obs_size, action_size, "real")
+        self.model = make_buffer(options, obs_size, action_size, "model")
         self.mixer = Mixer(self.real, self.model, options.batch_size, options.real_ratio)
-        self.rollout_length = whole_number("rollout_length", options.rollout_length, 1)
-        self._rollout_batch = whole_number("rollout_batch_size", options.rollout_batch_size, 1)
-        self._dynamics_batch = whole_number("dynamics_batch_size", options.dynamics_batch_size, 1)
-        self.model_clamped = 0  # model rows with a prediction outside the range of the real data
-        self.model_dropped = 0  # model rows that were not finite
 
     @property
     def real_data(self) -> int:
@@ -91,7 +98,7 @@ class Learner:
 
     @property
     def model_data(self) -> int:
-        """Model transitions ever generated."""
+        """Model transitions ever taken."""
         return self.model.total_added
 
     @property
@@ -99,14 +106,61 @@ class Learner:
         """Gradient steps of the agent."""
         return self.agent.updates
 
+    def take(self, transitions: Transitions, version: int) -> None:
+        """Store real transitions that the policy of `version` made."""
+        self.real.add(transitions, version)
+
+    def take_model(self, transitions: Transitions, dynamics_version: int) -> None:
+        """Store model transitions that the dynamics of that version made."""
+        self.model.add(transitions, dynamics_version)
+
+    def train_agent(self, updates: int, version: int = 0, dynamics_version: int = 0) -> dict[str, float]:
+        """Make `updates` gradient steps of the agent on mixed batches; the versions are those of policy and dynamics now.
+
+        Returns the means of the losses, and mean and largest age of the sampled rows: of real ones in policy versions, of
+        model ones in dynamics versions.
+        """
+        totals = torch.zeros(len(LOSSES), device=self.real.device)
+        ages = {"real": _Ages(version), "model": _Ages(dynamics_version)}
+        for _ in range(updates):
+            sample = self.mixer.sample()
+            found = self.agent.update(sample)
+            self.mixer.update_priorities(found["td_errors"])
+            totals += torch.stack([found[name] for name in LOSSES])
+            ages["real"].see(sample.versions[: self.mixer.real_rows])
+            ages["model"].see(sample.versions[self.mixer.real_rows :])
+        losses = dict(zip(LOSSES, (totals / max(updates, 1)).tolist(), strict=True)) if updates else {}
+        return {**losses, **ages["real"].report("real"), **ages["model"].report("model")}
+
+    def _parts(self) -> dict[str, Any]:
+        return {"agent": self.agent, "real": self.real, "model": self.model}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next steps depend on, as tensors and numbers in nested dicts."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where `state_dict` was taken; other sizes of networks or rows raise ConfigError."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+
+class Learner(AgentLearner):
+    """The same with the dynamics and their rollouts: everything that learns, in one place."""
+
+    def __init__(self, options: Any, obs_size: int, action_size: int) -> None:
+        super().__init__(options, obs_size, action_size)
+        self.dynamics = make_dynamics(options, obs_size, action_size)
+        self.rollout_length = whole_number("rollout_length", options.rollout_length, 1)
+        self._rollout_batch = whole_number("rollout_batch_size", options.rollout_batch_size, 1)
+        self._dynamics_batch = whole_number("dynamics_batch_size", options.dynamics_batch_size, 1)
+        self.model_clamped = 0  # model rows with a prediction outside the range of the real data
+        self.model_dropped = 0  # model rows that were not finite
+
     @property
     def dynamics_updates(self) -> int:
         """Gradient steps of the dynamics."""
         return self.dynamics.updates
-
-    def take(self, transitions: Transitions, version: int) -> None:
-        """Store real transitions that the policy of `version` made."""
-        self.real.add(transitions, version)
 
     def train_dynamics(self, updates: int) -> dict[str, float]:
         """Make `updates` gradient steps on the real data; needs some."""
@@ -123,44 +177,23 @@ class Learner:
         for start in range(0, count, self._rollout_batch):
             starts = self.real.sample_obs(min(self._rollout_batch, count - start))
             found = rollout(self.dynamics, self.agent.act, starts, self.rollout_length)
-            self.model.add(found.transitions, self.dynamics.version)
+            self.take_model(found.transitions, self.dynamics.version)
             self.model_clamped += found.clamped
             self.model_dropped += found.dropped
         return self.model.total_added - before
 
-    def train_agent(self, updates: int, version: int = 0) -> dict[str, float]:
-        """Make `updates` gradient steps of the agent on mixed batches; `version` is the policy's now.
+    def train_agent(self, updates: int, version: int = 0, dynamics_version: int | None = None) -> dict[str, float]:
+        return super().train_agent(updates, version, self.dynamics.version)
 
-        Returns the means of the losses, and mean and largest age of the sampled rows: of real ones in policy versions,
-        of model ones in dynamics versions.
-        """
-        totals = torch.zeros(len(LOSSES), device=self.real.device)
-        ages = {"real": _Ages(version), "model": _Ages(self.dynamics.version)}
-        for _ in range(updates):
-            sample = self.mixer.sample()
-            found = self.agent.update(sample)
-            self.mixer.update_priorities(found["td_errors"])
-            totals += torch.stack([found[name] for name in LOSSES])
-            ages["real"].see(sample.versions[: self.mixer.real_rows])
-            ages["model"].see(sample.versions[self.mixer.real_rows :])
-        losses = dict(zip(LOSSES, (totals / max(updates, 1)).tolist(), strict=True)) if updates else {}
-        return {**losses, **ages["real"].report("real"), **ages["model"].report("model")}
+    def _parts(self) -> dict[str, Any]:
+        return {**super()._parts(), "dynamics": self.dynamics}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next steps depend on, as tensors and numbers in nested dicts."""
-        parts = {"agent": self.agent, "dynamics": self.dynamics, "real": self.real, "model": self.model}
         counters = {"model_clamped": self.model_clamped, "model_dropped": self.model_dropped}
-        return {**{name: part.state_dict() for name, part in parts.items()}, **counters}
+        return {**super().state_dict(), **counters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where `state_dict` was taken; other sizes of networks or rows raise ConfigError."""
-        for name, part in (
-            ("agent", self.agent),
-            ("dynamics", self.dynamics),
-            ("real", self.real),
-            ("model", self.model),
-        ):
-            part.load_state_dict(state[name])
+        super().load_state_dict(state)
         self.model_clamped, self.model_dropped = int(state["model_clamped"]), int(state["model_dropped"])
 
 
