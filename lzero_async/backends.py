@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from lzero_async.calls import CallStop, listen, pack_error, unpack_error
+from lzero_async.calls import CallStop, interrupted, listen, pack_error, stopped, unpack_error
 from lzero_async.clock import RealClock
 from lzero_async.config import one_of
 from lzero_async.errors import Stopped, WorkerDied
@@ -100,6 +100,35 @@ def make_backend(kind: str, *, hang_timeout: float = 60.0) -> Backend:
 
         return ProcessBackend(hang_timeout=hang_timeout)
     return InlineBackend() if kind == "inline" else ThreadBackend()
+
+
+def ask_again(
+    worker: Worker,
+    method: str,
+    *args: Any,
+    stop: StopSignal,
+    max_restarts: int,
+    restart_backoff: float,
+    given_up: Callable[[], bool],
+    on_restart: Callable[[], None],
+) -> Any:
+    """Call a role that keeps nothing from call to call, an evaluator say: one that fails is made anew after a pause
+    (`restart_backoff` seconds, doubling) and asked again, at most `max_restarts` times, unless the run was interrupted or
+    `given_up()`. `on_restart()` is called after each restart."""
+    for attempt in range(max_restarts + 1):
+        try:
+            return worker.call(method, *args, stop=stop)
+        except Exception as error:
+            pause = restart_backoff * 2**attempt
+            if isinstance(error, Stopped) or attempt == max_restarts:
+                raise
+            # What is due at a run's own end is finished.
+            if (stop.wait(pause) and interrupted(stop)) or given_up():
+                raise stopped(stop) from error
+            log.warning("the %s failed (%r); it is made anew after %.3g s and asked again", worker.name, error, pause)
+            worker.restart()
+            on_restart()
+    raise AssertionError
 
 
 class InlineWorker:

@@ -6,7 +6,7 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lzero_async.errors import RemoteError, Stopped
 from lzero_async.types import StopSignal
@@ -51,6 +51,21 @@ class CallStop:
     def wait(self, seconds: float) -> bool:
         """Wait this long or until the call is asked to end; return whether it was."""
         return self._event.wait(seconds)
+
+
+OWN_ENDS: Final = ("max_train", "max_collect", "max_seconds", "stop_fn", "eval_target")
+
+
+def stopped(stop: StopSignal) -> Stopped:
+    """Says that a stage was given up because the run stops, which is no failure."""
+    error = Stopped("the run is stopping")
+    error.origin = stop
+    return error
+
+
+def interrupted(stop: StopSignal) -> bool:
+    """Whether the run stops because of a signal or a failure, not because it has reached its own end."""
+    return stop.is_set() and str(getattr(stop, "stop_reason", "")) not in OWN_ENDS
 
 
 def listen(stop: StopSignal | None, callback: Callable[[str], None]) -> Callable[[], None]:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lzero_async.calls import interrupted, stopped
 from lzero_async.config import whole_number
 from lzero_async.errors import ConfigError, LzeroAsyncError, Stopped
 from lzero_async.parcels import Parcel
 from lzero_async.types import StopSignal
-from zoo.jericho.priorzero.roles import interrupted, stopped
 from zoo.mbpo.envs import GymEnvs, VectorEnvs, shares
 from zoo.mbpo.playing import NumpyPlaying, Playing
 from zoo.mbpo.recording import Episodes, Record

@@ -233,9 +233,7 @@ FIXED: Final = (
 )  # fmt: skip
 
 
-def build_options(
-    changes: Mapping[str, Any], *, preset: str = "", saved: Mapping[str, Any] | None = None
-) -> EasyDict:
+def build_options(changes: Mapping[str, Any], *, preset: str = "", saved: Mapping[str, Any] | None = None) -> EasyDict:
     """The checked options: defaults, then those of a `saved` run or of a preset, then `changes`.
 
     Of a saved run that another trainer goes on with, what belongs to the old trainer is left out.
@@ -287,7 +285,9 @@ def _check_together(options: EasyDict) -> None:
     if options.target_return is not None and not options.eval_every:
         raise ConfigError("target_return is set, but eval_every is 0, so that it is never looked at; set eval_every.")
     if options.trainer == SYNC and options.backend not in ("auto", "inline"):
-        raise ConfigError(f"backend is {options.backend!r}, but the sync trainer runs in turn in one process; use inline.")
+        raise ConfigError(
+            f"backend is {options.backend!r}, but the sync trainer runs in turn in one process; use inline."
+        )
     if options.trainer != SYNC and options.backend == "inline":
         raise ConfigError(f"backend is 'inline', but the {options.trainer} trainer needs thread or process.")
     if options.trainer == CONTINUOUS:
@@ -308,7 +308,9 @@ def _check_continuous(options: EasyDict) -> None:
             if options[name]:
                 raise ConfigError(f"{name} needs a queue that drops; set when_full to drop_oldest, or {name} to false.")
         if options.queue_order != "fifo":
-            raise ConfigError("queue_order is for a queue that drops; set when_full to drop_oldest, or queue_order to fifo.")
+            raise ConfigError(
+                "queue_order is for a queue that drops; set when_full to drop_oldest, or queue_order to fifo."
+            )
 
 
 def _known(name: str) -> None:
@@ -319,9 +321,12 @@ def _known(name: str) -> None:
 
 
 def _belongs_elsewhere(name: str, trainer: str) -> str:
-    homes = " and ".join(OPTIONS[name].trainers)
+    home = OPTIONS[name].trainers
     instead = INSTEAD.get((name, trainer), "leave it out")
-    return f"{name} belongs to the {homes} trainer, and this run's is {trainer}: {instead}, or use --trainer {OPTIONS[name].trainers[-1]}."
+    return (
+        f"{name} belongs to the {' and '.join(home)} trainer, and this run's is {trainer}: {instead}, "
+        f"or use --trainer {home[-1]}."
+    )
 
 
 def device_of(options: EasyDict) -> str:

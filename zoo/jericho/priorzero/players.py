@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from lzero_async.calls import interrupted, stopped
 from lzero_async.parcels import Parcel
 from lzero_async.types import StopSignal
 from zoo.jericho.priorzero.batch import Collected
 from zoo.jericho.priorzero.parts import Parts, untouched_random
 from zoo.jericho.priorzero.play import Episode, Player, Style
 from zoo.jericho.priorzero.quiet import quiet
-from zoo.jericho.priorzero.roles import CollectOrder, interrupted, stopped
+from zoo.jericho.priorzero.roles import CollectOrder
 
 COLLECT_STREAM, EVAL_STREAM = 1, 2
 EVENT_EVERY = 0.2  # seconds between two words to the parent about the steps made

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lzero_async.errors import Stopped
-from lzero_async.types import StopSignal
 from zoo.jericho.priorzero.quiet import quiet
 
 if TYPE_CHECKING:
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.players import CollectorRole, EvaluatorRole
 
 Emit = Callable[[Any], None]
-OWN_ENDS = ("max_train", "max_collect", "max_seconds", "stop_fn", "eval_target")
 
 
 @dataclass(frozen=True)
@@ -48,15 +45,3 @@ def evaluator(parts: Parts, device: str, asynchronous: bool, emit: Emit) -> Eval
     with quiet():
         from zoo.jericho.priorzero.players import EvaluatorRole
     return EvaluatorRole(parts, device, asynchronous, emit)
-
-
-def stopped(stop: StopSignal) -> Stopped:
-    """Says that a stage was given up because the run stops, which is no failure."""
-    error = Stopped("the run is stopping")
-    error.origin = stop
-    return error
-
-
-def interrupted(stop: StopSignal) -> bool:
-    """Whether the run stops because of a signal or a failure, not because it has reached its own end."""
-    return stop.is_set() and str(getattr(stop, "stop_reason", "")) not in OWN_ENDS
