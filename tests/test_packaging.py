@@ -189,13 +189,17 @@ def test_the_checks_run_from_their_own_folder_and_from_the_root() -> None:
 def test_importing_the_library_pulls_in_nothing_heavy() -> None:
     loaded = python("import sys, lzero_async; print(*sys.modules)", ROOT, PYTHONPATH=str(ROOT)).split()
     assert {"torch", "ray", "vllm", "transformers", "numpy"} & set(loaded) == set()
+    names = ["checkpoint", "progress", "records"]
+    code = f"import importlib, sys\nfor name in {names}: importlib.import_module('lzero_async.' + name)\nprint(*sys.modules)"
+    heavy = {"torch", "numpy", "safetensors", "tensorboardX", "wandb", "psutil"}
+    assert heavy & set(python(code, ROOT, PYTHONPATH=str(ROOT)).split()) == set()
     python("import sys, lzero_async.testing; assert 'torch' not in sys.modules", ROOT, PYTHONPATH=str(ROOT))
 
 
 ORDER = [
     "errors types",
-    "config calls parcels",
-    "clock gate trace wire",
+    "config calls parcels checkpoint progress",
+    "clock gate trace wire records",
     "adaptive stats",
     "weights queues threads resume",
     "shell backends worker",

@@ -25,12 +25,14 @@ import pytest
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from lzero_async import checkpoint
 from lzero_async.errors import WorkerDied
 from tests.test_priorzero_engine import write_model
 from tests.test_priorzero_run import SMALL
-from zoo.jericho.priorzero import checkpoint, roles
+from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
+from zoo.jericho.priorzero.paths import CHECKPOINT
 from zoo.jericho.priorzero.priorzero_entry import _free_folder, main
 from zoo.jericho.priorzero.trainer import PriorZero
 
@@ -164,7 +166,7 @@ class Watched(PriorZero):
 
     def go_on(self) -> None:
         """Resume from the last checkpoint of its folder."""
-        self.resume(self.last_checkpoint, checkpoint.load(self.last_checkpoint, arrays=False))
+        self.resume(self.last_checkpoint, checkpoint.load(self.last_checkpoint, CHECKPOINT, arrays=False))
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -172,13 +174,13 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def gate_of(folder: Path) -> dict[str, Any]:
-    return checkpoint.load(folder / "ckpt" / "last.safetensors", arrays=False)["coordinator"]["gate"]
+    return checkpoint.load(folder / "ckpt" / "last.safetensors", CHECKPOINT, arrays=False)["coordinator"]["gate"]
 
 
 def audit(folder: Path, trains: int) -> None:
     """Whatever happened: the last checkpoint is that of a run in which every batch is accounted for, trained once and in
     time, and every episode stored once."""
-    state = checkpoint.load(folder / "ckpt" / "last.safetensors")
+    state = checkpoint.load(folder / "ckpt" / "last.safetensors", CHECKPOINT)
     gate, sums = state["coordinator"]["gate"], state["coordinator"]["statistics"]["sums"]
     ended = gate["trained"] + gate["failed"] + gate["dropped"] + gate["abandoned"]
     assert gate["admitted"] == ended + len(gate["waiting"]) + len(gate["tickets"])
@@ -483,7 +485,7 @@ def test_a_train_that_raises_is_owed_in_the_checkpoint_and_stored_once(
         owed = agent.coordinator.shell.gate.waiting[0].id
     finally:
         agent.close()
-    state = checkpoint.load(agent.last_checkpoint)
+    state = checkpoint.load(agent.last_checkpoint, CHECKPOINT)
     assert state["coordinator"]["gate"]["trained"] == 2
     assert state["coordinator"]["gate"]["waiting"][0][0] == owed
     assert state["learner"]["updates"] == 2 * UPDATES
@@ -515,7 +517,7 @@ def test_a_train_whose_numbers_cannot_be_written_is_not_made_again(
             agent.run()
     finally:
         agent.close()
-    state = checkpoint.load(agent.last_checkpoint)
+    state = checkpoint.load(agent.last_checkpoint, CHECKPOINT)
     assert state["coordinator"]["gate"]["trained"] == 2
     assert state["learner"]["updates"] == 2 * UPDATES
     assert len(state["buffer"]["versions"]) == 2 * EPISODES

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from lzero_async import checkpoint
 from lzero_async.errors import ConfigError
-from zoo.jericho.priorzero import checkpoint
 from zoo.jericho.priorzero.learner import Learner
 from zoo.jericho.priorzero.options import build_options, unizero_config
+from zoo.jericho.priorzero.paths import CHECKPOINT
 from zoo.jericho.priorzero.play import Episode
 from zoo.jericho.priorzero.quiet import quiet
 
@@ -135,9 +136,9 @@ def test_a_learner_goes_on_exactly_where_it_was_saved(tmp_path: Path, priority: 
     begin = losses(broken, 0, 5)
     path = tmp_path / "one.safetensors"
     saved = {"learner": broken.state_dict(), "buffer": broken.buffer_state(), "random": checkpoint.random_state()}
-    checkpoint.save(path, saved)
+    checkpoint.save(path, saved, CHECKPOINT)
     resumed = new_learner(use_priority=priority)
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, CHECKPOINT)
     resumed.load_state_dict(state["learner"])
     resumed.load_buffer_state(state["buffer"])
     checkpoint.restore_random_state(state["random"])
@@ -176,42 +177,45 @@ def test_everything_that_goes_in_comes_out(tmp_path: Path) -> None:
         "empty": {},
         "$odd": 1,
     }
-    checkpoint.save(tmp_path / "a.safetensors", state)
-    found = checkpoint.load(tmp_path / "a.safetensors")
+    checkpoint.save(tmp_path / "a.safetensors", state, CHECKPOINT)
+    found = checkpoint.load(tmp_path / "a.safetensors", CHECKPOINT)
     np.testing.assert_array_equal(found.pop("array"), state.pop("array"))
     assert torch.equal(found.pop("tensor"), state.pop("tensor"))
     assert found == state
 
 
-@pytest.mark.parametrize("damage", ["torn", "foreign", "pickle", "empty", "missing", "newer"])
+@pytest.mark.parametrize("damage", ["torn", "foreign", "other", "pickle", "empty", "missing", "newer"])
 def test_a_bad_file_is_one_clear_sentence(tmp_path: Path, damage: str) -> None:
     from safetensors.torch import save_file
 
     path = tmp_path / "a.safetensors"
-    checkpoint.save(path, {"weights": torch.ones(1000)})
+    checkpoint.save(path, {"weights": torch.ones(1000)}, CHECKPOINT)
     if damage == "torn":
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "foreign":
         save_file({"w": torch.ones(2)}, path)
+    elif damage == "other":
+        checkpoint.save(path, {"w": 1}, checkpoint.CheckpointKind("lzero-async.other", CHECKPOINT.version, "Other"))
     elif damage == "pickle":
         torch.save({"w": print}, path)
     elif damage == "empty":
         path.write_bytes(b"")
     elif damage == "newer":
-        save_file({"w": torch.ones(2)}, path, metadata={"format": checkpoint.FORMAT, "version": "99", "body": "{}"})
+        save_file({"w": torch.ones(2)}, path, metadata={"format": CHECKPOINT.format, "version": "99", "body": "{}"})
     else:
         path.unlink()
     with pytest.raises(ConfigError) as caught:
-        checkpoint.load(path)
+        checkpoint.load(path, CHECKPOINT)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+    assert "PriorZero" in str(caught.value)
 
 
 def test_a_failed_save_keeps_the_old_file_and_leaves_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.safetensors"
-    checkpoint.save(path, {"x": 1})
+    checkpoint.save(path, {"x": 1}, CHECKPOINT)
 
     def full(*args: object, **kwargs: object) -> None:
         Path(args[1]).write_bytes(b"half")  # type: ignore[arg-type]
@@ -219,6 +223,6 @@ def test_a_failed_save_keeps_the_old_file_and_leaves_nothing_else(
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(ConfigError, match="No space left"):
-        checkpoint.save(path, {"x": 2})
-    assert checkpoint.load(path) == {"x": 1}
+        checkpoint.save(path, {"x": 2}, CHECKPOINT)
+    assert checkpoint.load(path, CHECKPOINT) == {"x": 1}
     assert list(tmp_path.iterdir()) == [path]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from lzero_async.errors import ConfigError
+from lzero_async.progress import Progress, duration, table
 from zoo.jericho.priorzero.game_process import GameProcessError
 from zoo.jericho.priorzero.play import (
     AllEnvironmentsFailed,
@@ -27,7 +28,6 @@ from zoo.jericho.priorzero.play import (
     _choose,
     observation_parts,
 )
-from zoo.jericho.priorzero.progress import Progress, duration, table
 from zoo.jericho.priorzero.readiness import Thinker
 from zoo.jericho.priorzero.text_encoder import TextEncoder
 

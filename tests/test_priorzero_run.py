@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from lzero_async import Parcel, read_trace
+from lzero_async import Parcel, checkpoint, read_trace
 from lzero_async.errors import ConfigError
 from tests.test_priorzero_engine import write_model
-from zoo.jericho.priorzero import checkpoint
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
+from zoo.jericho.priorzero.paths import CHECKPOINT
 from zoo.jericho.priorzero.priorzero_entry import main
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ def test_resuming_takes_the_options_of_the_run_and_what_is_given(straight: Path,
     assert [row["train"] for row in metrics(copy)] == [1, 2, 3, 4, 5, 6, 7]
     options = json.loads((copy / "options.json").read_text())
     assert options["policy_config"]["embed_dim"] == 16
-    state = checkpoint.load(copy / "ckpt" / "last.safetensors")
+    state = checkpoint.load(copy / "ckpt" / "last.safetensors", CHECKPOINT)
     groups = state["learner"]["policy"]["optimizer_world_model"]["param_groups"]
     assert {group["lr"] for group in groups} == {0.5}
 
@@ -182,7 +182,7 @@ def test_a_checkpoint_holds_the_batches_that_its_gate_counts(llm: str, tmp_path:
             return state
 
         agent.coordinator.state_dict = committing  # type: ignore[method-assign]
-        state = checkpoint.load(agent.save())
+        state = checkpoint.load(agent.save(), CHECKPOINT)
     finally:
         agent.close()
     assert len(state["waiting"]) == len(state["coordinator"]["gate"]["waiting"]) == 1
@@ -273,7 +273,7 @@ def test_a_background_evaluation_ends_the_run_and_saves_its_weights(llm: str, tm
     assert results["best_evaluation"]["score"] > 0
     means = {row["version"]: row["mean"] for row in results["evaluations"] if row["mode"] == "prior"}
     assert means[results["best_evaluation"]["version"]] == results["best_evaluation"]["score"] == max(means.values())
-    best = checkpoint.load(folder / "ckpt" / "best.safetensors")
+    best = checkpoint.load(folder / "ckpt" / "best.safetensors", CHECKPOINT)
     assert best["best"] == results["best_evaluation"]
     assert "weights" in best
 
@@ -371,9 +371,9 @@ def test_a_game_that_dies_costs_its_episode_and_not_the_run(llm: str, tmp_path: 
 def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) -> None:
     from zoo.jericho.priorzero.trainer import PriorZero
 
-    state = checkpoint.load(straight / "ckpt" / "last.safetensors")
+    state = checkpoint.load(straight / "ckpt" / "last.safetensors", CHECKPOINT)
     state["learner"]["policy"]["model"].popitem()
-    checkpoint.save(tmp_path / "bad.safetensors", state)
+    checkpoint.save(tmp_path / "bad.safetensors", state, CHECKPOINT)
     agent = PriorZero(
         build_options(assignments=[*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=1"]),
         find_game(SHIPPED_GAME),
@@ -381,7 +381,7 @@ def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) ->
     )
     try:
         with pytest.raises(ConfigError, match="does not fit"):
-            agent.resume(tmp_path / "bad.safetensors", checkpoint.load(tmp_path / "bad.safetensors"))
+            agent.resume(tmp_path / "bad.safetensors", checkpoint.load(tmp_path / "bad.safetensors", CHECKPOINT))
     finally:
         agent.close()
 
@@ -485,7 +485,7 @@ def test_a_train_that_a_failure_left_behind_is_counted_before_the_checkpoint(
             agent.run()
     finally:
         agent.close()
-    state = checkpoint.load(tmp_path / "ckpt" / "last.safetensors")
+    state = checkpoint.load(tmp_path / "ckpt" / "last.safetensors", CHECKPOINT)
     gate = state["coordinator"]["gate"]
     assert state["learner"]["updates"] == 3 * gate["trained"] == 6
     assert gate["waiting"] == []

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from lzero_async import checkpoint
 from lzero_async.errors import ConfigError
 from lzero_async.parcels import Parcel
-from zoo.jericho.priorzero import checkpoint
 from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
 from zoo.jericho.priorzero.learner import Learner
 from zoo.jericho.priorzero.parts import Parts
+from zoo.jericho.priorzero.paths import CHECKPOINT
 
 EVENT_EVERY = 0.2  # seconds between two words to the parent about the updates made
 
@@ -78,15 +79,15 @@ class LearnerRole:
         }
         if self._options.run_config.checkpoint_buffer:
             whole["buffer"] = self.learner.buffer_state()
-        checkpoint.save(Path(path), whole)
+        checkpoint.save(Path(path), whole, CHECKPOINT)
 
     def save_weights(self, path: str, state: Mapping[str, Any], weights: Parcel) -> None:
         """Write a checkpoint that holds one version of the weights and nothing to go on from."""
-        checkpoint.save(Path(path), {**state, "weights": dict(weights.open())})
+        checkpoint.save(Path(path), {**state, "weights": dict(weights.open())}, CHECKPOINT)
 
     def load(self, path: str) -> int:
         """Go on from a checkpoint; how many batches wait in it (`waiting` hands them out), or -1 if they were not saved."""
-        state = checkpoint.load(Path(path))
+        state = checkpoint.load(Path(path), CHECKPOINT)
         try:
             self.learner.load_state_dict(state["learner"])
             if "buffer" in state:

@@ -155,7 +155,7 @@ class Parts:
 @contextlib.contextmanager
 def untouched_random() -> Iterator[None]:
     """Whatever is drawn inside from the global generators, afterwards they are as before."""
-    from zoo.jericho.priorzero.checkpoint import random_state, restore_random_state
+    from lzero_async.checkpoint import random_state, restore_random_state
 
     before = random_state()
     try:

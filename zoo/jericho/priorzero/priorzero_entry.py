@@ -115,9 +115,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(flags: argparse.Namespace) -> int:
     """Options, game, folder; then train, evaluate once more, and say where everything is."""
-    from zoo.jericho.priorzero import checkpoint
+    from lzero_async import checkpoint
     from zoo.jericho.priorzero.game_files import find_game
     from zoo.jericho.priorzero.options import build_options
+    from zoo.jericho.priorzero.paths import CHECKPOINT
     from zoo.jericho.priorzero.priorzero_config import run_config
 
     changes = {path: getattr(flags, flag) for flag, path in FLAGS.items() if getattr(flags, flag) is not None}
@@ -126,7 +127,7 @@ def train(flags: argparse.Namespace) -> int:
     if flags.quick_test and flags.exp_name is None:
         changes["run_config.exp_name"] = "runs/quick_test"
     saved = _find_checkpoint(flags.resume, changes.get("run_config.exp_name", run_config["exp_name"]))
-    state = checkpoint.load(saved, arrays=False) if saved is not None else None
+    state = checkpoint.load(saved, CHECKPOINT, arrays=False) if saved is not None else None
     options = build_options(
         flags.preset,
         quick_test=flags.quick_test,
@@ -269,7 +270,7 @@ def _logging_to(folder: Path) -> Iterator[None]:
 
 def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> None:
     """The evaluation table and the places, on screen and as results.json."""
-    from zoo.jericho.priorzero.progress import table
+    from lzero_async.progress import table
 
     game = agent.game
     if rows:

@@ -18,8 +18,11 @@ import numpy as np
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async.backends import ask_again
 from lzero_async.calls import CallStop
-from lzero_async.errors import ConfigError, Stopped
+from lzero_async.errors import ConfigError
+from lzero_async.progress import Progress, duration
+from lzero_async.records import Records
 from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
@@ -31,8 +34,6 @@ from zoo.jericho.priorzero.options import (
     threads_per_role,
 )
 from zoo.jericho.priorzero.parts import Parts
-from zoo.jericho.priorzero.progress import Progress, duration
-from zoo.jericho.priorzero.records import Records
 
 KEPT_VERSIONS = 1_000
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -221,22 +222,12 @@ class PriorZero:
         """Rows of the evaluation table; an evaluator that fails is made anew and asked again."""
         policy = self.options.policy_config
         assert self.evaluator is not None
-        for attempt in range(policy.max_restarts + 1):
-            try:
-                rows, statistics = self.evaluator.call("evaluate", modes, version, weights, stop=stop)
-                break
-            except Exception as error:
-                pause = policy.restart_backoff * 2**attempt
-                if isinstance(error, Stopped) or attempt == policy.max_restarts:
-                    raise
-                # One that is due at a run's own end is finished.
-                given_up = stop.wait(pause) and roles.interrupted(stop)
-                if given_up or self._closing:
-                    raise roles.stopped(stop) from error
-                log.warning("the evaluator failed (%r); it is made anew after %.3g s and asked again", error, pause)
-                self.coordinator.count_restart()
-                self.evaluator.restart()
-                self._locate()
+        rows: list[dict[str, Any]]
+        rows, statistics = ask_again(
+            self.evaluator, "evaluate", modes, version, weights, stop=stop,
+            max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff,
+            given_up=lambda: self._closing, on_restart=self._evaluator_restarted,
+        )  # fmt: skip
         self._report_reuse(self.evaluator, statistics)
         for row in rows:
             row |= {
@@ -245,6 +236,10 @@ class PriorZero:
             }
             self._keep_evaluation(row)
         return rows
+
+    def _evaluator_restarted(self) -> None:
+        self.coordinator.count_restart()
+        self._locate()
 
     def _keep_evaluation(self, row: dict[str, Any]) -> None:
         self.history.append(row)

@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file each, written beside its place and moved there, so that a torn one never counts.
 
 Tensors and arrays go into the file as they are; everything else is JSON in its header. Loading runs no code from the
-file.
+file. Each application has a `CheckpointKind`, and reads no file of another one.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lzero_async.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
-FORMAT = "lzero-async.priorzero"
-VERSION = 2
+
+class CheckpointKind(NamedTuple):
+    """What the checkpoints of one application are: the header's format and version, and the name that users know."""
+
+    format: str
+    version: int
+    title: str
 
 
-def save(path: Path, state: Mapping[str, Any]) -> None:
+def save(path: Path, state: Mapping[str, Any], kind: CheckpointKind) -> None:
     """Write `state` (nested dicts, lists, tuples, numbers, text, arrays, tensors) atomically and durably.
 
     Raises ConfigError, and leaves an older file at `path` untouched, when the disk refuses.
@@ -36,7 +40,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata={"format": FORMAT, "version": str(VERSION), "body": body})
+        save_file(tensors, temporary, metadata={"format": kind.format, "version": str(kind.version), "body": body})
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -47,8 +51,8 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise ConfigError(
-                f"The checkpoint {path} cannot be written ({error}); free some space or choose another --exp_name. "
-                "The checkpoint written before it is still there."
+                f"The {kind.title} checkpoint {path} cannot be written ({error}); free some space or choose another "
+                "--exp_name. The checkpoint written before it is still there."
             ) from error
         raise
 
@@ -61,7 +65,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def load(path: Path, *, arrays: bool = True) -> dict[str, Any]:
+def load(path: Path, kind: CheckpointKind, *, arrays: bool = True) -> dict[str, Any]:
     """Read what `save` wrote; a missing, torn or foreign file raises ConfigError with one sentence.
 
     Without `arrays`, None stands for every array and tensor.
@@ -69,17 +73,13 @@ def load(path: Path, *, arrays: bool = True) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise ConfigError(f"There is no checkpoint at {path}; give --resume a checkpoint file or a run's folder.")
+        raise ConfigError(
+            f"There is no {kind.title} checkpoint at {path}; give --resume a checkpoint file or a run's folder."
+        )
     try:
         with safe_open(path, framework="pt" if arrays else "numpy") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise ConfigError(f"{path} is not a checkpoint of PriorZero; give --resume one that a run has written.")
-            if header.get("version") != str(VERSION):
-                raise ConfigError(
-                    f"{path} was written in checkpoint format {header.get('version')}, and this version reads {VERSION}; "
-                    "resume it with the version that wrote it."
-                )
+            _check_header(path, header, kind)
             names = list(file.keys())
             tensors = {name: file.get_tensor(name) if arrays else None for name in names}
         state = _unpack(json.loads(header["body"]), tensors)
@@ -88,15 +88,28 @@ def load(path: Path, *, arrays: bool = True) -> dict[str, Any]:
     except ConfigError:
         raise
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"The checkpoint {path} is damaged or not one at all; resume from another one.") from error
+        raise ConfigError(
+            f"The {kind.title} checkpoint {path} is damaged or not one at all; resume from another one."
+        ) from error
     return state
 
 
+def _check_header(path: Path, header: Mapping[str, str], kind: CheckpointKind) -> None:
+    if header.get("format") != kind.format:
+        raise ConfigError(f"{path} is not a checkpoint of {kind.title}; give --resume one that a run has written.")
+    if header.get("version") != str(kind.version):
+        raise ConfigError(
+            f"{path} was written in {kind.title}'s checkpoint format {header.get('version')}, and this version reads "
+            f"{kind.version}; resume it with the version that wrote it."
+        )
+
+
 def random_state() -> dict[str, Any]:
-    """The state of every global random generator that the learner draws from."""
+    """The state of every global random generator that a learner draws from."""
+    import numpy as np
     import torch
 
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "numpy": {"kind": kind, "keys": keys, "position": position, "has_gauss": has_gauss, "gauss": gauss},
         "torch": torch.get_rng_state(),
@@ -106,6 +119,7 @@ def random_state() -> dict[str, Any]:
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Put the generators back."""
+    import numpy as np
     import torch
 
     numpy = state["numpy"]
@@ -118,6 +132,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     """JSON for `value`, with its tensors taken out into `tensors`."""
+    import numpy as np
     import torch
 
     if isinstance(value, (np.ndarray, torch.Tensor)):
@@ -141,7 +156,9 @@ def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     raise TypeError(f"a checkpoint cannot hold {type(value).__name__} (at {name or 'the top'})")
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
+def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    import numpy as np
+
     return array.astype(np.int64) if array.dtype == np.uint32 else np.ascontiguousarray(array)
 
 
