@@ -44,8 +44,8 @@ class CollectorStatistics(NamedTuple):
 class AsyncDataCollector:
     """`num_collectors` workers of a backend that share `num_envs` environments.
 
-    `collection_batch_size` is the number of transitions of one collect: each worker makes as many steps of its own environments as
-    that takes. `random_steps`: real steps at the start with uniform actions.
+    `collection_batch_size` is the number of transitions of one collect: each worker makes as many steps of its own
+    environments as that takes. `random_steps`: real steps at the start with uniform actions.
     """
 
     def __init__(

@@ -239,7 +239,7 @@ def build_options(changes: Mapping[str, Any], *, preset: str = "", saved: Mappin
     Of a saved run that another trainer goes on with, what belongs to the old trainer is left out.
     """
     for name in changes:
-        _known(name)
+        check_known(name)
     values = {name: option.default for name, option in OPTIONS.items()}
     given = dict(changes)
     if preset:
@@ -262,7 +262,7 @@ def build_options(changes: Mapping[str, Any], *, preset: str = "", saved: Mappin
 def check_options(values: Mapping[str, Any]) -> EasyDict:
     """Reject unknown names, bad values, and values that clash; return an EasyDict of them all."""
     for name in values:
-        _known(name)
+        check_known(name)
     options = EasyDict({name: _checked(name, values.get(name, option.default)) for name, option in OPTIONS.items()})
     options.env_args = dict(options.env_args)
     _check_together(options)
@@ -313,7 +313,8 @@ def _check_continuous(options: EasyDict) -> None:
             )
 
 
-def _known(name: str) -> None:
+def check_known(name: str) -> None:
+    """Raise ConfigError, with the nearest name, if there is no such option."""
     if name not in OPTIONS:
         close = difflib.get_close_matches(name, OPTIONS, n=1)
         hint = f"did you mean {close[0]}?" if close else "--help lists them."

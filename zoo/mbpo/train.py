@@ -1,0 +1,246 @@
+"""Train MBPO (SAC, an ensemble of dynamics networks and short model rollouts) on vectorised environments.
+
+    python zoo/mbpo/train.py                                             Pendulum, the batch trainer
+    python zoo/mbpo/train.py --trainer continuous --num_collectors 8     everything runs all the time
+    python zoo/mbpo/train.py --trainer sync                              strictly in turn: the baseline
+    python zoo/mbpo/train.py --preset envs128                            continuous: 128 environments, 16 collectors
+    python zoo/mbpo/train.py --env HalfCheetah-v4 --max_steps 200000     MuJoCo (an extra: pip install '.[mujoco]')
+    python zoo/mbpo/train.py --resume runs/mbpo                          go on with the run in that folder
+
+Hyphens and underscores are the same (--num-envs, --num_envs). docs/mbpo.md compares the trainers. Everything that a run writes is
+in its folder (--exp_name): checkpoints, TensorBoard scalars (log/), a trace, a log file and the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from lzero_async.errors import ConfigError
+from lzero_async.run_folder import (
+    INTERRUPTED,
+    exit_code,
+    find_checkpoint,
+    folder_of,
+    free_folder,
+    logging_to,
+    say_folder,
+    say_places,
+    write_json,
+)
+from zoo.mbpo.options import CONTINUOUS, GROUPS, OPTIONS, PRESETS, build_options, check_known
+
+ENDS = {"stop_fn": "max_steps", "max_collect": "max_steps", "eval_target": "target_return"}
+TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def make_parser(description: str = __doc__, prog: str = "train.py") -> argparse.ArgumentParser:
+    """The command line, made from the options themselves; flags that are not given are left out of the result."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} [options]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--preset", choices=PRESETS, default="", help="sizes of the continuous trainer for 64, 128 or 256 environments"
+    )
+    parser.add_argument(
+        "--resume", nargs="?", const="", default=None, metavar="PATH",
+        help="go on from a checkpoint or a run's folder (default: that of --exp_name), with the options of that run; "
+        "--trainer may change",
+    )  # fmt: skip
+    parser.add_argument(
+        "--headless", action="store_true", default=False, help="accepted and without effect: nothing is shown"
+    )
+    for title, group in GROUPS.items():
+        section = parser.add_argument_group(title)
+        for name, option in group.items():
+            default = "" if option.default in (None, {}) else f" (default: {_shown(option.default)})"
+            flags = [f"--{name}", *(["--task"] if name == "env" else [])]
+            section.add_argument(
+                *flags, dest=name, help=(option.help + default).replace("%", "%%"), metavar=_metavar(option.default),
+                nargs="?" if isinstance(option.default, bool) else None,
+                const="true" if isinstance(option.default, bool) else None,
+            )  # fmt: skip
+    return parser
+
+
+def parse_arguments(
+    arguments: list[str] | None = None, parser: argparse.ArgumentParser | None = None
+) -> argparse.Namespace:
+    """The flags, hyphens turned into underscores."""
+    words = [_with_underscores(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    flags, unknown = (parser or make_parser()).parse_known_args(words)
+    if unknown:
+        check_known(unknown[0].partition("=")[0].removeprefix("--"))
+        raise ConfigError(f"{unknown[0]!r} cannot be read; write options as --num_envs 64.")
+    return flags
+
+
+def _with_underscores(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value
+
+
+def changes_of(flags: argparse.Namespace) -> dict[str, Any]:
+    """The options among the flags, each as the kind of value that its default is."""
+    return {name: _read(name, value) for name, value in vars(flags).items() if name in OPTIONS}
+
+
+def _read(name: str, text: str) -> Any:
+    default = OPTIONS[name].default
+    if isinstance(default, bool):
+        if text.lower() not in TRUTH:
+            raise ConfigError(f"{name} is {text!r}; it must be true or false.")
+        return TRUTH[text.lower()]
+    if isinstance(default, (int, float)) or name == "target_return":
+        try:
+            return int(text.replace("_", "")) if isinstance(default, int) else float(text)
+        except ValueError:
+            kind = "a whole number" if isinstance(default, int) else "a number"
+            raise ConfigError(f"{name} is {text!r}; it must be {kind}.") from None
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; return the exit code: 0 done, 1 a role died, 2 bad input, 130 interrupted with a checkpoint saved."""
+    return exit_code(lambda: train(parse_arguments(arguments)))
+
+
+def train(flags: argparse.Namespace, *, make_source: Any = None) -> int:
+    """Options, folder; then train, evaluate once more, and say where everything is."""
+    changes = changes_of(flags)
+    saved = find_checkpoint(flags.resume, changes.get("exp_name", OPTIONS["exp_name"].default))
+    state = None
+    if saved is not None:
+        from zoo.mbpo.saving import load_description
+
+        state = load_description(saved)
+        own = folder_of(saved)
+        if own is not None:
+            changes.setdefault("exp_name", str(own))
+    options = build_options(changes, preset=flags.preset, saved=None if state is None else state.get("options", {}))
+    source = None if make_source is None else make_source(options)
+    folder = free_folder(options.exp_name, saved)
+    with logging_to(folder, "zoo.mbpo"):
+        say_folder(folder, options.exp_name, saved)
+        return _train(options, folder, saved, state, source)
+
+
+def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any] | None, source: Any) -> int:
+    trainer = make_trainer(options, folder, source=source)
+    try:
+        if saved is not None and state is not None:
+            trainer.resume(saved, state)
+            print(f"resumed from {saved} at {trainer.collectors.steps:,} real steps", flush=True)
+        write_json(folder / "options.json", options)
+        try:
+            result = trainer.run()
+        except Exception:
+            if trainer.last_checkpoint.is_file():
+                print(f"\ngo on from the last checkpoint with: --resume {folder}", file=sys.stderr)
+            raise
+        last = trainer.save()
+        interrupted = result.reason.startswith("SIG")
+        report(
+            trainer, None if interrupted else trainer.final_evaluation(), ENDS.get(result.reason, result.reason), last
+        )
+        if interrupted:
+            print(f"go on with: --resume {folder}")
+    except BaseException as error:
+        try:
+            trainer.close()
+        except Exception as late:  # the first error is the one to show
+            logging.getLogger(__name__).error("while closing after %r: %r", error, late)
+        raise
+    trainer.close()
+    return INTERRUPTED if interrupted else 0
+
+
+def make_trainer(options: Any, folder: Path, **arguments: Any) -> Any:
+    """The trainer that the options name."""
+    if options.trainer == CONTINUOUS:
+        from zoo.mbpo.async_trainer import AsyncTrainer
+
+        return AsyncTrainer(options, folder, **arguments)
+    from zoo.mbpo.async_trainer_v2 import AsyncTrainerV2
+
+    return AsyncTrainerV2(options, folder, **arguments)
+
+
+def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) -> None:
+    """The numbers of the run on screen, and all of them in results.json."""
+    from lzero_async.utilisation import format_targets
+
+    trainer.coordinator.print_statistics()
+    print(trainer.log_line())
+    statistics = trainer.statistics()
+    print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in statistics["busy"].items()))
+    ages = statistics["ages"]
+    if "real_age_mean" in ages:
+        real = f"real rows {ages['real_age_mean']:.1f} policy versions (max {ages['real_age_max']:.0f})"
+        model = ""
+        if "model_age_mean" in ages:
+            model = f", model rows {ages['model_age_mean']:.1f} dynamics versions (max {ages['model_age_max']:.0f})"
+        print(f"age of the last samples: {real}{model}")
+    print(format_targets(trainer.targets()))
+    if final is not None:
+        print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
+              f"({final['min_return']:.1f} to {final['max_return']:.1f})")  # fmt: skip
+    print(f"ended by: {reason}")
+    results = trainer.folder / "results.json"
+    write_json(
+        results,
+        {
+            "env": trainer.options.env,
+            "trainer": trainer.options.trainer,
+            "ended_by": reason,
+            "final_evaluation": final,
+            "best": trainer.best,
+            "evaluations": trainer.history,
+            **statistics,
+        },
+    )
+    say_places(
+        {
+            "last checkpoint": last,
+            "best checkpoint": last.with_name("best.safetensors"),
+            "results": results,
+            "metrics": trainer.folder / "metrics.jsonl",
+            "TensorBoard": trainer.folder / "log",
+            "trace": trainer.folder / "trace.json",
+            "log": trainer.folder / "run.log",
+        }
+    )
+
+
+def _shown(default: Any) -> str:
+    return (
+        json.dumps(default)
+        if isinstance(default, bool)
+        else f"{default:,}"
+        if isinstance(default, int)
+        else str(default)
+    )
+
+
+def _metavar(default: Any) -> str:
+    if isinstance(default, bool):
+        return "BOOL"
+    return "N" if isinstance(default, int) else "X" if isinstance(default, float) or default is None else "WORD"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,530 @@
+"""What the three trainers share: the roles and where they live, what is recorded and shown, saved and resumed.
+
+This process only coordinates; weights and batches pass through it as parcels that nobody opens on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from easydict import EasyDict
+
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async.backends import ask_again
+from lzero_async.calls import CallStop
+from lzero_async.errors import ConfigError
+from lzero_async.progress import Progress, duration
+from lzero_async.records import Records
+from lzero_async.run_folder import LAST_CHECKPOINT
+from lzero_async.types import Batch, BackgroundContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
+from lzero_async.utilisation import Utilisation, compare
+from zoo.mbpo.data_collector import AsyncDataCollector
+from zoo.mbpo.options import FIXED, backend_of, device_of
+from zoo.mbpo.sources import EnvSource, GymSource
+
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+KEPT_VERSIONS: Final = 1_000
+EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
+COUNTERS: Final = ("real_data", "model_data", "agent_updates", "dynamics_updates")
+SCALARS: Final = (
+    "collect_train_lag", "collect_wait_time", "train_wait_time", "overlap_efficiency", "staleness_mean", "dropped",
+    "failed", "abandoned", "restarts", "retired", "replay_count", "active_collectors",
+)  # fmt: skip
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One run: build it, `resume` it or not, `run` it, `close` it. Subclasses say how it is coordinated and who learns."""
+
+    collectors: AsyncDataCollector
+    learner: Worker
+
+    def __init__(
+        self, options: EasyDict, folder: Path, *, source: EnvSource | None = None, progress: Progress | None = None
+    ) -> None:
+        self.options, self.folder = options, folder
+        self.progress = progress or Progress()
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.ages: dict[str, float] = {}  # of the sampled rows, by source
+        self.best: dict[str, Any] = {"return": None, "version": -1}
+        self.history: list[dict[str, Any]] = []  # one row per evaluation
+        self.queue_use = 0.0  # mean use of the queue, looked at when a train starts
+        self._queue_seen = 0
+        self._fill: dict[str, float] = {}
+        self._steps_of: dict[int, tuple[int, int]] = {}  # trained and collected steps at the last versions
+        self._busy: dict[str, float] = {}  # seconds that each role has worked
+        self._rates: dict[str, float] = {}
+        self._losses: dict[str, float] = {}
+        self._started = time.monotonic()
+        self._logged = 0
+        self._closing = self._unsaved = False
+        self._unwritten: OSError | None = None
+        self._steps_before = 0
+        self.utilisation = Utilisation()
+        self._records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
+        self.source = source or GymSource(options)
+        self.backend = make_backend(backend_of(options))
+        try:
+            self._build()
+        except BaseException:
+            self.backend.close()
+            raise
+
+    def _build(self) -> None:
+        """Start every role; they are made at the same time, each in its own place. Then wait for them."""
+        options = self.options
+        if self.backend.kind == "process":
+            self.progress.note(f"{options.trainer} trainer: starting the roles, a process each ...")
+        self.collectors = AsyncDataCollector(
+            self.backend,
+            self.source,
+            num_envs=options.num_envs,
+            random_steps=options.random_steps,
+            environment=dict.fromkeys(THREAD_VARIABLES, "1"),
+            output=self._output_of,
+            on_event=self._told,
+            **self._collecting(),
+        )
+        envs = min(EVAL_ENVS, options.eval_episodes)
+        evaluator = self.source.evaluator(envs) if options.eval_every else None
+        if options.eval_every and evaluator is None:
+            self.progress.note("no evaluations: a second environment cannot live beside the collectors'")
+        self.evaluator = None if evaluator is None else self._start("evaluator", evaluator, threads=1)
+        sizes = self.source.sizes()
+        if sizes is None:
+            sizes = self.collectors.ready()
+        learning = EasyDict(options, device=device_of(options), torch_threads=self._threads())
+        self._start_learners(learning, sizes)
+        for worker in self._learners():
+            self.counters |= {name: count for name, count in worker.call("ready").items() if name in COUNTERS}
+        self._records.prepare()
+        self.coordinator = AsyncTrainingCoordinator(
+            on_failure="restart",
+            max_restarts=options.max_restarts,
+            restart_backoff=options.restart_backoff,
+            enable_async_eval=options.trainer != "sync",
+            get_weights=lambda: self.learner.call("weights"),
+            trace=self.folder / "trace.json" if options.trace else None,
+            **self._coordination(),
+        )
+        self.collectors.ready()
+        if self.backend.kind == "process":
+            self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
+        self._locate()
+
+    def _threads(self) -> int:
+        return int(self.options.torch_threads) or (0 if self.backend.kind == "inline" else 1)
+
+    def _output_of(self, name: str) -> str:
+        return str(self.folder / f"{name.replace(' ', '-')}.out")
+
+    def _start(self, name: str, factory: Callable[..., Any], *, threads: int | None = None) -> Worker:
+        number = str(threads or self._threads() or 1)
+        return self.backend.start(
+            name,
+            factory,
+            on_event=self._told,
+            environment=dict.fromkeys(THREAD_VARIABLES, number),
+            output=self._output_of(name),
+        )
+
+    def _start_role(self, name: str, role: str, options: EasyDict, sizes: tuple[int, int]) -> Worker:
+        return self._start(name, partial(_make_role, role, options, sizes))
+
+    # -- what a trainer says ---------------------------------------------------------------------------------------------
+
+    def _collecting(self) -> dict[str, Any]:
+        """num_collectors and collection_batch_size."""
+        raise NotImplementedError
+
+    def _coordination(self) -> dict[str, Any]:
+        """The coordinator's arguments: degree, queue and so on."""
+        raise NotImplementedError
+
+    def _start_learners(self, options: EasyDict, sizes: tuple[int, int]) -> None:
+        """Start the roles that learn; `self.learner` is the one that owns the agent."""
+        raise NotImplementedError
+
+    def _learners(self) -> list[Worker]:
+        return [self.learner]
+
+    def _learn(self, batch: Batch) -> dict[str, Any]:
+        """Have the learner do what is owed for a batch; its report."""
+        raise NotImplementedError
+
+    def _background(self) -> dict[str, Callable[[BackgroundContext], object]]:
+        return {}
+
+    def _other_state(self) -> Parcel | None:
+        """What a checkpoint keeps besides the learner's own."""
+        return None
+
+    def _load_others(self, path: Path) -> None:
+        """Roles besides the learner go on from a checkpoint."""
+
+    def _state_of_own(self) -> dict[str, Any]:
+        return {}
+
+    def _load_own(self, state: Mapping[str, Any]) -> None:
+        """The rest of a trainer's own state."""
+
+    def _steps_per_collect(self) -> int | None:
+        """Real steps of every collect, if they are all equal."""
+        shares = enumerate(self.collectors.shares)
+        sizes = {envs * self.collectors.vector_steps(worker) for worker, envs in shares}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    # -- the stages ----------------------------------------------------------------------------------------------------
+
+    def train(self, batch: Batch) -> TrainReport:
+        """Have the learners take a batch in (or, in a replay, go on with what they have), and record what came of it."""
+        self._look_at_queue()
+        done = self._learn(batch)
+        self.counters |= {name: done[name] for name in COUNTERS if name in done}
+        self.ages |= {name: value for name, value in done.items() if "_age_" in name}
+        self._fill = {name: done[name] for name in ("real_buffer", "model_buffer")}
+        self._busy["learner"] = self._busy.get("learner", 0.0) + done["seconds"]
+        version = self.coordinator.shell.gate.version + 1
+        self._steps_of[version] = self.counters["real_data"], self.collectors.steps
+        self._steps_of.pop(version - KEPT_VERSIONS, None)
+        self._rates["updates"] = done["updates"] / max(done["seconds"], 1e-9)
+        self._losses |= {name: value for name, value in done.items() if name.endswith("loss") or name == "alpha"}
+        try:
+            self._record(batch, done, version)
+        except OSError as error:  # this train is made and has to be counted first
+            self._unwritten = error
+        return TrainReport(
+            sample_age_mean=done.get("real_age_mean"), sample_age_max=done.get("real_age_max"),
+            sample_count=max(1, done["updates"]),
+        )  # fmt: skip
+
+    def _look_at_queue(self) -> None:
+        gate = self.coordinator.shell.gate
+        room = gate.capacity or gate.degree
+        if room:
+            self._queue_seen += 1
+            use = min(1.0, max(0, len(gate.waiting) - 1) / room)
+            self.queue_use += (use - self.queue_use) / self._queue_seen
+
+    def _record(self, batch: Batch, done: Mapping[str, Any], version: int) -> None:
+        skipped = {"weights", *COUNTERS}
+        values = {f"learner/{name}": value for name, value in done.items() if name not in skipped and value is not None}
+        values |= {f"data/{name}": count for name, count in self.counters.items()}
+        values |= {"data/collected": self.collectors.steps, "learner/updates_per_second": self._rates["updates"]}
+        row: dict[str, Any] = {"train": version, "replay": batch.replay, **values}
+        if not batch.replay:
+            meta = batch.data.meta
+            values["learner/staleness"] = row["learner/staleness"] = batch.staleness
+            row |= {f"batch/{name}": meta[name] for name in ("worker", "version", "number", "steps", "seconds")}
+            if meta["returns"]:
+                values["collector/return"] = row["collector/return"] = sum(meta["returns"]) / len(meta["returns"])
+            values["collector/steps_per_second"] = meta["steps"] / max(meta["seconds"], 1e-9)
+        self._records.scalars(values, self.counters["real_data"])
+        self._records.train(row)
+
+    def evaluate(self, context: EvalContext) -> float:
+        """Have the evaluator play with the weights of the context; the score is the mean return."""
+        assert context.snapshot is not None
+        row = self._evaluate(context.version, context.snapshot.state, context.stop)
+        return float(row["mean_return"])
+
+    def _evaluate(self, version: int, weights: Any, stop: StopSignal) -> dict[str, Any]:
+        assert self.evaluator is not None
+        row: dict[str, Any] = ask_again(
+            self.evaluator, "evaluate", version, weights, self.options.eval_episodes, stop=stop,
+            max_restarts=self.options.max_restarts, restart_backoff=self.options.restart_backoff,
+            given_up=lambda: self._closing, on_restart=self._evaluator_restarted,
+        )  # fmt: skip
+        trained, collected = self._steps_of.get(version, (self.counters["real_data"], self.collectors.steps))
+        row |= {"real_steps": trained, "collected_steps": collected, "seconds_at": time.monotonic() - self._started}
+        row["agent_updates"] = self.counters["agent_updates"]
+        self.history.append(row)
+        names = ("mean_return", "min_return", "max_return", "mean_length")
+        self._records.scalars({f"evaluator/{name}": row[name] for name in names}, trained)
+        return row
+
+    def _evaluator_restarted(self) -> None:
+        self.coordinator.count_restart()
+        self._locate()
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> RunResult:
+        """Train until a limit is reached; save the last and the best checkpoint on the way."""
+        options = self.options
+        self._started, self._steps_before = time.monotonic(), self.collectors.steps
+        self.utilisation.sample(self._pids())
+        if not self.last_checkpoint.is_file():
+            self.save()  # from now on there always is one to go on from
+        evaluates = self.evaluator is not None
+        try:
+            return self.coordinator.run(
+                self.collectors.collect,
+                self.train,
+                self.evaluate if evaluates else None,
+                eval_every=options.eval_every if evaluates else 0,
+                max_collect=self._max_collect(),
+                max_seconds=options.max_seconds or None,
+                eval_target=options.target_return,
+                stop_fn=self._enough,
+                on_eval=self._evaluated,
+                after_train=self._trained,
+                on_restart=self._restarted,
+                on_retire=self.collectors.retire,
+                background=self._background(),
+                print_statistics=False,
+            )
+        except Exception as error:
+            self._save_after(error)
+            raise
+        finally:
+            self.progress.clear()
+
+    def _max_collect(self) -> int | None:
+        """Collects to make in all, so that no more than `max_steps` real steps (rounded up to a collect) are made."""
+        limit, each = self.options.max_steps, self._steps_per_collect()
+        if not limit or each is None:
+            return None
+        return self.coordinator.collect_count + max(0, -(-(limit - self.collectors.steps) // each))
+
+    def _enough(self) -> bool:
+        limit = self.options.max_steps
+        return bool(limit) and self._steps_per_collect() is None and self.collectors.steps >= limit
+
+    def _restarted(self, worker: int, error: Exception) -> None:
+        self.collectors.restarted(worker, error)
+        self._locate()
+
+    def _trained(self) -> None:
+        if self._unwritten is not None:
+            error, self._unwritten = self._unwritten, None
+            raise error
+        every, trains = self.options.checkpoint_every, self.coordinator.train_count
+        if self.counters["agent_updates"] // self.options.log_interval > self._logged:
+            self._logged = self.counters["agent_updates"] // self.options.log_interval
+            self.progress.note(self.log_line())
+            self._record_state()
+        if every and trains and trains % every == 0 and not self._replayed():
+            self.save()
+        self.progress.show(self.line())
+
+    def _replayed(self) -> bool:
+        return self.coordinator.shell.gate.replays_in_row > 0
+
+    def _record_state(self) -> None:
+        statistics = self.coordinator.get_statistics()
+        values = {f"coordinator/{name}": statistics[name] for name in SCALARS if statistics.get(name) is not None}
+        values |= {f"utilisation/{name}": value for name, value in self.shares().items() if value is not None}
+        collectors = self.collectors.statistics()
+        values |= {"collector/busy": collectors.busy, "collector/all_steps_per_second": collectors.steps_per_second}
+        self._records.scalars(values, self.counters["real_data"])
+
+    def log_line(self) -> str:
+        """The line that says how far it is; `step` counts agent updates."""
+        counts = " ".join(f"{name}={self.counters[name]}" for name in COUNTERS)
+        return f"[AsyncMBPO] step={self.counters['agent_updates']} {counts}"
+
+    def _evaluated(self, result: EvalResult) -> None:
+        score = float(result.value)
+        trained, collected = self._steps_of.get(result.version, (0, 0))
+        self.progress.note(
+            f"evaluation at {collected:,} real steps ({trained:,} trained, version {result.version}): "
+            f"mean return {score:.1f}, {result.seconds:.1f} s"
+        )
+        if self.best["return"] is None or score > self.best["return"]:
+            self.best = {"return": score, "version": result.version}
+            assert result.snapshot is not None
+            best = self.folder / "ckpt" / "best.safetensors"
+            self.learner.call("save_weights", str(best), self._description(), result.snapshot.state)
+
+    def final_evaluation(self) -> dict[str, Any] | None:
+        """Evaluate the last weights once more; None without an evaluator."""
+        if self.evaluator is None:
+            return None
+        version = self.coordinator.shell.gate.version
+        return self._evaluate(version, self.learner.call("weights"), CallStop())
+
+    # -- numbers -------------------------------------------------------------------------------------------------------
+
+    def shares(self) -> dict[str, float | None]:
+        """Use of queue, buffer, CPU and GPU now, 0 to 1; None where there is none."""
+        seen = self.utilisation.sample(self._pids())
+        queued = self.coordinator.shell.gate.degree > 0
+        return {
+            "queue": self.queue_use if queued else None,
+            "buffer": self._fill.get("real_buffer"),
+            "cpu": seen.cpu,
+            "gpu": seen.gpu,
+        }
+
+    def targets(self) -> list[Any]:
+        """The same against their targets, as rows for a table."""
+        return compare(self.shares())
+
+    def busy(self) -> dict[str, float]:
+        """Share of the run's time that each kind of role worked."""
+        statistics = self.coordinator.get_statistics()
+        wall = max(statistics["wall_time"], 1e-9)
+        collectors = len(self.collectors.workers)
+        shares = {"collectors": statistics["collect_total_time"] / wall / collectors}
+        return shares | {name: seconds / wall for name, seconds in self._busy.items()}
+
+    def statistics(self) -> dict[str, Any]:
+        """Everything that a results file holds of the run."""
+        collectors = self.collectors.statistics()
+        statistics = self.coordinator.get_statistics()
+        seconds = max(statistics["wall_time"], 1e-9)
+        return {
+            "counters": dict(self.counters),
+            "ages": dict(self.ages),
+            "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
+            "busy": self.busy(),
+            "utilisation": self.shares(),
+            "effective_samples_per_second": self.counters["real_data"] / seconds,
+            "collectors": collectors._asdict(),
+            "coordinator": statistics,
+        }
+
+    def line(self) -> str:
+        """The live line."""
+        options, steps, gone = self.options, self.collectors.steps, time.monotonic() - self._started
+        left = self._time_left(steps, gone)
+        collectors = self.collectors.statistics()
+        parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
+        parts.append(f"real {steps:,}" + (f"/{options.max_steps:,}" if options.max_steps else ""))
+        parts.append(f"return {collectors.mean_return:.0f}" if collectors.mean_return is not None else "return -")
+        parts.append(f"best eval {self.best['return']:.0f}" if self.best["return"] is not None else "best eval -")
+        parts.append(f"lag {self.coordinator.collect_train_lag}")
+        if self._rates:
+            parts.append(f"{collectors.steps_per_second:.0f} steps/s, {self._rates['updates']:.0f} updates/s")
+        return " | ".join(parts)
+
+    def _time_left(self, steps: int, gone: float) -> float | None:
+        options = self.options
+        done = [gone / options.max_seconds] if options.max_seconds else []
+        if options.max_steps and steps > self._steps_before:
+            done.append((steps - self._steps_before) / max(1, options.max_steps - self._steps_before))
+        return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
+
+    def _told(self, event: Any) -> None:
+        """A role says how far it is."""
+        if hasattr(self, "coordinator"):
+            self.progress.show(self.line())
+
+    def _roles(self) -> list[Worker]:
+        return [*self._learners(), *self.collectors.workers, *([] if self.evaluator is None else [self.evaluator])]
+
+    def _pids(self) -> list[int]:
+        return sorted({worker.pid for worker in self._roles() if worker.alive})
+
+    def _locate(self) -> None:
+        for worker in self._roles():
+            self.coordinator.locate(worker.name, worker.pid)
+
+    # -- saving and resuming -------------------------------------------------------------------------------------------
+
+    @property
+    def last_checkpoint(self) -> Path:
+        """Where `save` writes."""
+        return self.folder / LAST_CHECKPOINT
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "options": json.loads(json.dumps(self.options)),
+            "counters": dict(self.counters),
+            "best": dict(self.best),
+        }
+
+    def save(self) -> Path:
+        """Write the last checkpoint. Call it between trains."""
+        coordinator = self.coordinator.state_dict(with_batches=True)  # once: a collector may commit at any moment
+        waiting = coordinator.pop("batches")
+        state: dict[str, Any] = {
+            **self._description(),
+            "coordinator": coordinator,
+            "collectors": self.collectors.state_dict(),
+            "history": list(self.history),
+            "trainer": self._state_of_own(),
+        }
+        self._unsaved = True
+        self.learner.call("save", str(self.last_checkpoint), state, waiting, self._other_state())
+        self._unsaved = False
+        self._records.flush()
+        return self.last_checkpoint
+
+    def _save_after(self, error: Exception) -> None:
+        """A run that fails leaves a checkpoint of its last finished train, if the learner still lives."""
+        threads, changes = self.coordinator.threads, 0
+        while "learner" in threads.alive() and self.learner.alive:  # a train that was left behind is counted first
+            changes = threads.wait_for_change(changes, 1.0)
+        if self._unsaved or not self.learner.alive:
+            return
+        try:
+            self.save()
+        except Exception as another:  # the first error is the one to show
+            log.error("the checkpoint could not be written after %r: %r", error, another)
+
+    def resume(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of the same environment and sizes, by whichever trainer it was written; `state` is what
+        was loaded from `path`, its arrays left out. Episodes begin anew."""
+        if "learner" not in state:
+            raise ConfigError(
+                f"{path} holds only the best weights, which cannot be resumed; give --resume the file last.safetensors."
+            )
+        self._check_same_run(state, path)
+        count = self.learner.call("load", str(path))
+        self._load_others(path)
+        try:
+            batches = [self.learner.call("waiting", place) for place in range(count)]
+            self.coordinator.load_state_dict(state["coordinator"], batches=batches)
+            self.collectors.load_state_dict(state["collectors"])
+            self.best = {"return": state["best"]["return"], "version": int(state["best"]["version"])}
+            self.history = list(state["history"])
+            self.counters |= {name: int(state["counters"][name]) for name in COUNTERS}
+            self._load_own(state.get("trainer") or {})
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"The checkpoint {path} does not fit this program ({error!r}); resume from another one."
+            ) from error
+        self._logged = self.counters["agent_updates"] // self.options.log_interval
+        version = self.coordinator.shell.gate.version
+        self._records.resume(version, self.counters["real_data"])
+        self._steps_of[version] = self.counters["real_data"], self.collectors.steps
+
+    def _check_same_run(self, state: Mapping[str, Any], path: Path) -> None:
+        saved = state.get("options", {})
+        for name in FIXED:
+            if saved.get(name) != json.loads(json.dumps(self.options[name])):
+                raise ConfigError(
+                    f"{name} was {saved.get(name)!r} in {path} and is {self.options[name]!r} now; a resumed run cannot "
+                    "change it."
+                )
+
+    def close(self) -> None:
+        """End every role and whatever else runs, each of them whatever becomes of the others."""
+        self._closing = True
+        failed: Exception | None = None
+        for close in (self.backend.close, self.coordinator.close, self._records.close):
+            try:
+                close()
+            except Exception as error:
+                if failed is not None:
+                    log.error("while closing after %r: %r", failed, error)
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+
+def _make_role(role: str, options: EasyDict, sizes: tuple[int, int], emit: Callable[[Any], None]) -> Any:
+    """A role that learns, by the name of its class; torch is imported where it lives."""
+    from zoo.mbpo import learning
+
+    return getattr(learning, role)(options, sizes, emit)
