@@ -17,7 +17,7 @@ from easydict import EasyDict
 from lzero_async import BoundedQueue, Parcel, WeightStore, Worker
 from lzero_async.calls import listen, stopped
 from lzero_async.errors import QueueClosed, WorkerError
-from lzero_async.types import BackgroundContext, Batch
+from lzero_async.types import BackgroundContext, Batch, RunResult
 from zoo.mbpo.options import AUTOMATIC
 from zoo.mbpo.trainer import Trainer
 from zoo.mbpo.tuning import Tuning
@@ -105,6 +105,10 @@ class AsyncTrainer(Trainer):
         }
         queue = self.model_queue.statistics()
         return found | {"model_queue": queue.size, "model_queue_dropped": queue.dropped}
+
+    def run(self) -> RunResult:
+        self.tuning.apply(self)
+        return super().run()
 
     # -- in the background -----------------------------------------------------------------------------------------------
 
@@ -198,7 +202,6 @@ class AsyncTrainer(Trainer):
         self._reports["rollouts"] = {"model_data": self.counters["model_data"]}
         if "tuning" in state:
             self.tuning.load_state_dict(state["tuning"])
-            self.tuning.apply(self)
 
 
 PRIORITIES: dict[str, Callable[[Parcel], float]] = {
