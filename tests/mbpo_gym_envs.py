@@ -41,9 +41,14 @@ class Counting(gymnasium.Env):
 
 
 class Failing(Counting):
-    """Fails at its fourth step."""
+    """Fails at its fourth step, in the middle of an episode."""
 
     steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.length = 20
+        return self._observe(np.zeros(2)), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.steps += 1

@@ -212,8 +212,15 @@ def test_a_wait_without_a_stop_is_real_and_counted() -> None:
 
 
 def test_a_stop_ends_a_collect_that_waits() -> None:
+    class HeardStop(CallStop):
+        heard = threading.Event()
+
+        def wait(self, seconds: float) -> bool:
+            self.heard.set()
+            return super().wait(seconds)
+
     role = counting_collector(step_seconds=600.0)
-    stop, failures = CallStop(), []
+    stop, failures = HeardStop(), []
 
     def collect() -> None:
         try:
@@ -221,8 +228,9 @@ def test_a_stop_ends_a_collect_that_waits() -> None:
         except Stopped as failure:
             failures.append(failure)
 
-    thread = threading.Thread(target=collect)
+    thread = threading.Thread(target=collect, daemon=True)
     thread.start()
+    assert stop.heard.wait(20)
     stop.set("SIGINT")
     thread.join(20)
     assert not thread.is_alive()
@@ -273,7 +281,7 @@ def test_a_collect_depends_on_seed_worker_and_number_only() -> None:
     assert_equal(play(), play())
     for changed in ({"worker": 5}, {"seed": 5}, {"number": 5}):
         assert not np.array_equal(play().action, play(**changed).action), changed
-        assert not np.array_equal(play().obs, play(**changed).obs), f"{changed} begins with the same episodes"
+        assert not np.array_equal(play().obs[:3], play(**changed).obs[:3]), f"{changed} begins with the same episodes"
 
 
 def test_the_policy_plays_on_the_weights_of_its_version() -> None:
@@ -324,8 +332,9 @@ def test_after_a_failure_of_the_environments_new_episodes_begin() -> None:
     role.collect(CollectOrder(0, 0, 3, random=True), None)
     with pytest.raises(RuntimeError, match="the simulator broke"):
         role.collect(CollectOrder(0, 1, 3, random=True), None)
-    rows = by_env(role.collect(CollectOrder(0, 2, 3, random=True), None).open(), 1)
-    assert rows.obs[0, 0, COUNT] == 0.0
+    parcel = role.collect(CollectOrder(0, 2, 25, random=True), None)
+    assert parcel.open().obs[0, COUNT] == 0.0
+    assert parcel.meta["lengths"] == [20]
 
 
 def test_meta_and_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -639,8 +648,16 @@ def test_a_tensor_collector_collects_what_happened(final_obs: bool) -> None:
     assert torch.equal(rows.obs, before) and other.count == 12
 
 
+def test_each_tensor_collect_has_random_numbers_of_its_own() -> None:
+    role = tensor_collector(PENDULUM, {"num_envs": 6}, 0, 0, ignore)
+    random = [role.collect(CollectOrder(0, number, 3, random=True), None).open().action for number in (0, 1, 1)]
+    assert not torch.equal(random[0], random[1]) and torch.equal(random[1], random[2])
+    assert all(-1 <= float(action.min()) < 0 < float(action.max()) < 1 for action in random)
+
+
 def test_tensor_and_numpy_policies_are_the_same() -> None:
-    weights, obs = actor_weights(3, 2), np.random.default_rng(0).standard_normal((20_000, 3), dtype=np.float32)
+    weights = {name: 0.2 * value for name, value in actor_weights(3, 2).items()}  # small, so that nothing saturates
+    obs = np.random.default_rng(0).standard_normal((20_000, 3), dtype=np.float32)
     numpy_actor = NumpyPlaying(GymEnvs("Pendulum-v1", 1))
     numpy_actor.load(weights)
     tensor_actor = TensorActor(actor_weights(3, 2, seed=1), torch.device("cpu"))
@@ -652,7 +669,7 @@ def test_tensor_and_numpy_policies_are_the_same() -> None:
     drawn = tensor_actor.act(torch.from_numpy(one_obs), generator).numpy()
     expected = numpy_actor.act(one_obs, rng)
     np.testing.assert_allclose(drawn.mean(axis=0), expected.mean(axis=0), atol=0.03)
-    np.testing.assert_allclose(drawn.std(axis=0), expected.std(axis=0), atol=0.03)
+    np.testing.assert_allclose(drawn.std(axis=0), expected.std(axis=0), rtol=0.05)
     with pytest.raises(ConfigError, match="weights are named"):
         tensor_actor.load({"layer0.weight": weights["layer0.weight"]})
 

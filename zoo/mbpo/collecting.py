@@ -111,9 +111,8 @@ class CollectorRole(_PlayingRole):
                 raise ConfigError("weights is None; a collect that is not random needs the policy's weights.")
             self._load(order.version, weights)
         stream = [self.seed, COLLECT_STREAM, self.worker, order.number]
-        if (
-            self._obs is None
-        ):  # with the collect's number, so that a restarted collector does not begin the same episodes
+        if self._obs is None:
+            # With the collect's number, so that a restarted collector does not begin the same episodes again.
             self._obs = self.envs.reset(stream)
         waited = self._listen_to(stop)
         rows, ends = self._play(order, self._playing.random(stream), stop)
