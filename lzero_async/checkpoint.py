@@ -159,7 +159,9 @@ def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     import numpy as np
 
-    return array.astype(np.int64) if array.dtype == np.uint32 else np.ascontiguousarray(array)
+    if array.dtype == np.uint32:
+        return array.astype(np.int64)
+    return np.array(array, order="C")  # a copy: torch warns of arrays that cannot be written to
 
 
 def _unpack(value: Any, tensors: Mapping[str, Any]) -> Any:

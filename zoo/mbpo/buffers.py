@@ -15,6 +15,7 @@ from zoo.mbpo.sum_tree import SumTree
 from zoo.mbpo.transitions import Transitions, check
 
 SAMPLINGS = ("uniform", "recent", "priority")
+KEPT_SIZES = 8  # numbers of rows n whose storage is kept for the next draw
 PRIORITY_EXPONENT = 0.6  # 0 would be uniform
 IMPORTANCE_EXPONENT = 0.4  # 1 would undo the bias of the priorities
 PRIORITY_FLOOR = 1e-3  # added to each error, so that no row is lost for good
@@ -154,7 +155,10 @@ class TransitionBuffer:
 
     def newest(self, n: int) -> Transitions:
         """Copies of the newest n transitions (fewer if there are fewer), in the order in which they came."""
-        rows = self._rows_by_rank(torch.arange(min(n, self.count) - 1, -1, -1, device=self.device))
+        return self.take(self._rows_by_rank(torch.arange(min(n, self.count) - 1, -1, -1, device=self.device)))
+
+    def take(self, rows: Tensor) -> Transitions:
+        """Copies of the transitions at `rows`."""
         return Transitions(*_columns(self._table[rows], self.obs_size, self.action_size))
 
     def serials(self) -> Tensor:
@@ -248,6 +252,8 @@ class TransitionBuffer:
 
     def _batch(self, n: int) -> Batch:
         if n not in self._batches:
+            if len(self._batches) >= KEPT_SIZES:
+                self._batches.pop(next(iter(self._batches)))
             self._batches[n] = Batch(n, self.obs_size, self.action_size, self.device)
         return self._batches[n]
 

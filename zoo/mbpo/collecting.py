@@ -122,6 +122,7 @@ class CollectorRole(_PlayingRole):
             "version": order.version,
             "number": order.number,
             "steps": rows.count,
+            "reward_mean": float(rows.reward.mean()) if rows.count else 0.0,
             "left_out": order.steps * self.envs.num_envs - rows.count,
             "seconds": seconds,
             **self._times(begun, seconds, waited),

@@ -21,10 +21,12 @@ from zoo.mbpo.networks import (
     load_optimizer_state,
     optimizer_state,
 )
+from zoo.mbpo.transitions import Transitions
 
 LOG_VAR_LOW, LOG_VAR_HIGH = -10.0, 1.0  # in units of the normalised targets
 HOLDOUT_ROWS = 512  # at most so many held-out rows are evaluated
 NEW_STATISTICS_AT = 1.25  # growth of the data after which the normaliser is computed again
+WIDE_AT_FIRST = 2.0  # first bias of the log variances, near their upper bound: the means are learned before the noise
 NO_TERMINATION = -4.0  # first bias of the termination logit: without data, nothing terminates
 HASH = 2654435761  # an odd number near 2**32 / golden ratio spreads consecutive serials evenly
 
@@ -63,7 +65,9 @@ class DynamicsEnsemble:
             [obs_size + action_size, *hidden, 2 * targets + 1], self.ensemble_size, F.silu, self._generator
         )
         with torch.no_grad():
-            self._network.parameters[-1][..., -1] = NO_TERMINATION
+            last_bias = self._network.parameters[-1]
+            last_bias[..., targets:-1] = WIDE_AT_FIRST
+            last_bias[..., -1] = NO_TERMINATION
         self._optimizer = torch.optim.Adam(
             [self._network.flat],
             lr=positive_number("dynamics_learning_rate", learning_rate),
@@ -170,7 +174,7 @@ class DynamicsEnsemble:
         self._train_rows, self._holdout_rows = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
         if not len(self._train_rows):
             raise ConfigError(f"the buffer has {buffer.count} transitions, none of them to train on; add more.")
-        inputs, targets, reached = self._fields(buffer.newest(buffer.count))
+        inputs, targets, reached = self._fields(buffer.take(self._train_rows))
         low, high = reached.aminmax(dim=0)
         first = self._normalised_at == 0
         known = self._statistics
@@ -201,7 +205,7 @@ class DynamicsEnsemble:
         if not len(held):
             return {"holdout_rows": 0.0}
         rows = held[:: -(-len(held) // HOLDOUT_ROWS)]
-        sample = buffer.gather(rows.repeat(self.ensemble_size))
+        sample = buffer.take(rows.repeat(self.ensemble_size))
         mean, _, logit, targets = self._answers(sample)
         terminated = sample.terminated.view(self.ensemble_size, -1)
         errors = (mean - targets).square().mean((1, 2))
@@ -209,14 +213,14 @@ class DynamicsEnsemble:
         self.elites.copy_(scores.argsort(stable=True)[: self.num_elites])
         return {"holdout_error": float(errors[self.elites].mean()), "holdout_rows": float(len(rows))}
 
-    def _answers(self, sample: Sample) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _answers(self, sample: Sample | Transitions) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mean, log variance, logit and normalised targets [members, rows, ...] of a sample with as many rows per member."""
         inputs, targets, _ = self._fields(sample)
         targets = (targets - self._statistics["target_mean"]) / self._statistics["target_std"]
         found = self._network(self._normalised(inputs).view(self.ensemble_size, -1, inputs.shape[1]))
         return *self._split(found), targets.view(self.ensemble_size, -1, targets.shape[1])
 
-    def _fields(self, data: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _fields(self, data: Sample | Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, targets (change and reward) and what was reached (next observation and reward)."""
         reward = data.reward[:, None]
         inputs = torch.cat((data.obs, data.action), 1)

@@ -107,7 +107,7 @@ GROUPS: dict[str, dict[str, Option]] = {
         "trainer": Option(BATCH, _words(*TRAINERS), "sync, batch (v2, RSL-RL style) or continuous (v1)"),
         "exp_name": Option("runs/mbpo", _name, "folder for everything that the run writes"),
         "seed": Option(0, _seed, "seed of everything random"),
-        "max_steps": Option(50_000, _whole(0), "real environment steps after which to end (0: no limit)"),
+        "max_steps": Option(50_000, _whole(0), "real environment steps trained on after which to end (0: no limit)"),
         "max_seconds": Option(0.0, _between(0, 1e9), "seconds after which to end (0: no limit)"),
         "target_return": Option(
             None, lambda name, value: None if value is None else number_between(name, value, -1e12, 1e12),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from easydict import EasyDict
+from lzero_async.utilisation import Utilisation, compare
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
 from lzero_async.backends import ask_again
@@ -22,10 +23,10 @@ from lzero_async.errors import ConfigError
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
 from lzero_async.run_folder import LAST_CHECKPOINT
-from lzero_async.types import Batch, BackgroundContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
-from lzero_async.utilisation import Utilisation, compare
+from lzero_async.types import BackgroundContext, Batch, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
 from zoo.mbpo.data_collector import AsyncDataCollector
 from zoo.mbpo.options import FIXED, backend_of, device_of
+from zoo.mbpo.roles import make_role
 from zoo.mbpo.sources import EnvSource, GymSource
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -135,7 +136,7 @@ class Trainer:
         )
 
     def _start_role(self, name: str, role: str, options: EasyDict, sizes: tuple[int, int]) -> Worker:
-        return self._start(name, partial(_make_role, role, options, sizes))
+        return self._start(name, partial(make_role, role, options, sizes))
 
     # -- what a trainer says ---------------------------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ class Trainer:
     def run(self) -> RunResult:
         """Train until a limit is reached; save the last and the best checkpoint on the way."""
         options = self.options
-        self._started, self._steps_before = time.monotonic(), self.collectors.steps
+        self._started, self._steps_before = time.monotonic(), self.counters["real_data"]
         self.utilisation.sample(self._pids())
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
@@ -287,15 +288,16 @@ class Trainer:
             self.progress.clear()
 
     def _max_collect(self) -> int | None:
-        """Collects to make in all, so that no more than `max_steps` real steps (rounded up to a collect) are made."""
+        """Collects to make in all, so that no more than `max_steps` real steps (rounded up to a collect) are made; None where
+        batches may be dropped, and only what is trained counts."""
         limit, each = self.options.max_steps, self._steps_per_collect()
-        if not limit or each is None:
+        if not limit or each is None or self.coordinator.shell.gate.capacity is not None:
             return None
         return self.coordinator.collect_count + max(0, -(-(limit - self.collectors.steps) // each))
 
     def _enough(self) -> bool:
         limit = self.options.max_steps
-        return bool(limit) and self._steps_per_collect() is None and self.collectors.steps >= limit
+        return bool(limit) and self.counters["real_data"] >= limit
 
     def _restarted(self, worker: int, error: Exception) -> None:
         self.collectors.restarted(worker, error)
@@ -393,7 +395,7 @@ class Trainer:
 
     def line(self) -> str:
         """The live line."""
-        options, steps, gone = self.options, self.collectors.steps, time.monotonic() - self._started
+        options, steps, gone = self.options, self.counters["real_data"], time.monotonic() - self._started
         left = self._time_left(steps, gone)
         collectors = self.collectors.statistics()
         parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
@@ -521,10 +523,3 @@ class Trainer:
                 failed = failed or error
         if failed is not None:
             raise failed
-
-
-def _make_role(role: str, options: EasyDict, sizes: tuple[int, int], emit: Callable[[Any], None]) -> Any:
-    """A role that learns, by the name of its class; torch is imported where it lives."""
-    from zoo.mbpo import learning
-
-    return getattr(learning, role)(options, sizes, emit)
