@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async test chaos check lint types bench bench-async soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo test chaos check lint types bench bench-async bench-mbpo soak vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,12 @@ learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes e
 
 learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 2 minutes each, one at a time (40 minutes); resumable
 	$(PY) -m benchmarks.learn_async
+
+mbpo: $(STAMP) ## train MBPO on Pendulum, batch by batch (about 2 minutes)
+	$(PY) zoo/mbpo/train.py --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --max_steps 15000
+
+learn-mbpo: $(STAMP) ## MBPO's learning curves: three trainers, three seeds each; resumable
+	$(PY) -m benchmarks.learn_mbpo
 
 test: $(STAMP) ## all tests but chaos, soak and vllm (about 9 minutes)
 	$(PY) -m pytest
@@ -48,6 +54,9 @@ bench: $(STAMP) ## the measured bars, as tables and as benchmarks/results/*.json
 
 bench-async: $(STAMP) ## the bars of the asynchronous agent and its timeline (about 30 minutes)
 	$(PY) -m benchmarks.priorzero_async
+
+bench-mbpo: $(STAMP) ## the bars of MBPO's trainers and their timeline (about 15 minutes)
+	$(PY) -m benchmarks.mbpo
 
 vllm: $(STAMP) ## build .venv-vllm, the environment of the vLLM engine (3.5 GB, about 5 minutes)
 	$(PY) requirements/install_vllm.py

@@ -29,6 +29,7 @@ setup(
     packages=find_packages(include=["lzero_async", "lzero_async.*", "zoo", "zoo.*"]),
     package_data={
         "lzero_async": ["py.typed"],
+        "zoo.mbpo": ["*.sh"],
         "zoo.jericho.priorzero": ["games/*.z5", "games/*.inf", "games/*.txt", "games/*.json", "games/*.md"],
     },
     cmdclass={"build_py": BuildPy},
@@ -47,6 +48,16 @@ setup(
             "gguf>=0.10",
             "accelerate>=1.0",
         ],
+        "mbpo": [
+            "torch>=2.0",
+            "gymnasium>=0.28,<1",
+            "easydict>=1.13",
+            "safetensors>=0.4",
+            "tensorboardX>=2.6",
+            "psutil>=5.9",
+        ],
+        # gymnasium 0.28's models are refused by newer versions of mujoco.
+        "mujoco": ["mujoco==2.3.3", "imageio>=2.14"],
         "ray": ["ray>=2.9"],
         "wandb": ["wandb>=0.16"],
         "dev": [

@@ -182,7 +182,7 @@ def make_trainer(options: Any, folder: Path, **arguments: Any) -> Any:
 
 def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) -> None:
     """The numbers of the run on screen, and all of them in results.json."""
-    from lzero_async.utilisation import format_targets
+    from lzero_async.utilisation import compare, format_targets
 
     trainer.coordinator.print_statistics()
     print(trainer.log_line())
@@ -195,7 +195,9 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
         if "model_age_mean" in ages:
             model = f", model rows {ages['model_age_mean']:.1f} dynamics versions (max {ages['model_age_max']:.0f})"
         print(f"age of the last samples: {real}{model}")
-    print(format_targets(trainer.targets()))
+    print(format_targets(compare(statistics["utilisation"])))
+    if hint := _hint(statistics["coordinator"]):
+        print(hint)
     if final is not None:
         print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
               f"({final['min_return']:.1f} to {final['max_return']:.1f})")  # fmt: skip
@@ -223,6 +225,17 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
             "trace": trainer.folder / "trace.json",
             "log": trainer.folder / "run.log",
         }
+    )
+
+
+def _hint(coordinator: dict[str, Any]) -> str:
+    """What to try when most of the data was thrown away."""
+    collected, dropped = coordinator["collect_count"], coordinator["dropped"]
+    if dropped < 0.5 * max(1, collected):
+        return ""
+    return (
+        f"{dropped / collected:.0%} of the collected batches were dropped: the environments are faster than the learner. "
+        "--when_full wait, --adaptive_collectors or --trainer batch leave the cores to the learner."
     )
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from easydict import EasyDict
-from lzero_async.utilisation import Utilisation, compare
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
 from lzero_async.backends import ask_again
@@ -24,6 +23,7 @@ from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
 from lzero_async.run_folder import LAST_CHECKPOINT
 from lzero_async.types import BackgroundContext, Batch, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
+from lzero_async.utilisation import Utilisation
 from zoo.mbpo.data_collector import AsyncDataCollector
 from zoo.mbpo.options import FIXED, backend_of, device_of
 from zoo.mbpo.roles import make_role
@@ -67,7 +67,7 @@ class Trainer:
         self._closing = self._unsaved = False
         self._unwritten: OSError | None = None
         self._steps_before = 0
-        self.utilisation = Utilisation()
+        self._since_last = self._whole_run = Utilisation()
         self._records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
         self.source = source or GymSource(options)
         self.backend = make_backend(backend_of(options))
@@ -260,7 +260,7 @@ class Trainer:
         """Train until a limit is reached; save the last and the best checkpoint on the way."""
         options = self.options
         self._started, self._steps_before = time.monotonic(), self.counters["real_data"]
-        self.utilisation.sample(self._pids())
+        self._whole_run = Utilisation()
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
         evaluates = self.evaluator is not None
@@ -354,9 +354,9 @@ class Trainer:
 
     # -- numbers -------------------------------------------------------------------------------------------------------
 
-    def shares(self) -> dict[str, float | None]:
-        """Use of queue, buffer, CPU and GPU now, 0 to 1; None where there is none."""
-        seen = self.utilisation.sample(self._pids())
+    def shares(self, *, whole_run: bool = False) -> dict[str, float | None]:
+        """Use of queue, buffer, CPU and GPU, 0 to 1, since this was asked last, or of the whole run; None where there is none."""
+        seen = (self._whole_run if whole_run else self._since_last).sample()
         queued = self.coordinator.shell.gate.degree > 0
         return {
             "queue": self.queue_use if queued else None,
@@ -364,10 +364,6 @@ class Trainer:
             "cpu": seen.cpu,
             "gpu": seen.gpu,
         }
-
-    def targets(self) -> list[Any]:
-        """The same against their targets, as rows for a table."""
-        return compare(self.shares())
 
     def busy(self) -> dict[str, float]:
         """Share of the run's time that each kind of role worked."""
@@ -387,7 +383,7 @@ class Trainer:
             "ages": dict(self.ages),
             "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
             "busy": self.busy(),
-            "utilisation": self.shares(),
+            "utilisation": self.shares(whole_run=True),
             "effective_samples_per_second": self.counters["real_data"] / seconds,
             "collectors": collectors._asdict(),
             "coordinator": statistics,
@@ -421,9 +417,6 @@ class Trainer:
 
     def _roles(self) -> list[Worker]:
         return [*self._learners(), *self.collectors.workers, *([] if self.evaluator is None else [self.evaluator])]
-
-    def _pids(self) -> list[int]:
-        return sorted({worker.pid for worker in self._roles() if worker.alive})
 
     def _locate(self) -> None:
         for worker in self._roles():

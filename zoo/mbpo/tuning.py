@@ -8,10 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from lzero_async.utilisation import Utilisation
-
 from lzero_async.tuning import BatchSizeTuner, CollectorTuner, QueueSizeTuner
 from lzero_async.types import Batch
+from lzero_async.utilisation import Utilisation
 
 if TYPE_CHECKING:
     from zoo.mbpo.async_trainer import AsyncTrainer
@@ -38,9 +37,8 @@ class Tuning:
             self._tuners["collectors"] = CollectorTuner(first, 1, options.num_collectors, cores)
         if options.adaptive_batch:
             self._tuners["batch"] = BatchSizeTuner(size, max(1, size // BATCH_RANGE), size * BATCH_RANGE)
-        self._cores = cores
         self._changes: list[dict[str, Any]] = []
-        self._utilisation = Utilisation()
+        self._utilisation = Utilisation(lambda: ())
         self._waited = 0.0
         self._dropped = 0
         self._at = time.monotonic()
@@ -62,11 +60,8 @@ class Tuning:
             if name == "queue":
                 change = tuner.after_train(fill)
             elif name == "collectors":
-                cpu = self._utilisation.sample([]).cpu
-                change = tuner.after_train(
-                    starved, feed, dropped=dropped, queue_use=fill / capacity,
-                    cpu_use=None if cpu is None else cpu * self._cores,
-                )  # fmt: skip
+                cores = self._utilisation.sample().cores
+                change = tuner.after_train(starved, feed, dropped=dropped, queue_use=fill / capacity, cpu_use=cores)
             else:
                 every = statistics["active_collectors"] == len(trainer.collectors.workers)
                 change = tuner.after_train(starved, dropped=dropped, all_active=every)
