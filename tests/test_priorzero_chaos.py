@@ -27,13 +27,14 @@ if __name__ == "__main__":
 
 from lzero_async import checkpoint
 from lzero_async.errors import WorkerDied
+from lzero_async.run_folder import free_folder
 from tests.test_priorzero_engine import write_model
 from tests.test_priorzero_run import SMALL
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
 from zoo.jericho.priorzero.paths import CHECKPOINT
-from zoo.jericho.priorzero.priorzero_entry import _free_folder, main
+from zoo.jericho.priorzero.priorzero_entry import CACHE_FILE, main
 from zoo.jericho.priorzero.trainer import PriorZero
 
 pytestmark = pytest.mark.chaos
@@ -598,9 +599,9 @@ def test_the_last_words_of_workers_do_not_take_the_name_of_a_start_that_was_kill
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.log").touch()
     (tmp_path / "run" / "learner.out").write_text("the other side has ended")
-    assert _free_folder(str(tmp_path / "run"), None) == tmp_path / "run"
+    assert free_folder(str(tmp_path / "run"), None, (CACHE_FILE,)) == tmp_path / "run"
     (tmp_path / "run" / "options.json").touch()
-    assert _free_folder(str(tmp_path / "run"), None) == tmp_path / "run-2"
+    assert free_folder(str(tmp_path / "run"), None, (CACHE_FILE,)) == tmp_path / "run-2"
 
 
 def test_nothing_outlives_an_entry_point_that_is_killed_and_a_resumed_run_completes(

@@ -157,10 +157,10 @@ def test_resuming_from_a_file_leaves_other_runs_alone(straight: Path, tmp_path: 
 def test_a_disk_that_refuses_is_one_sentence(
     llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(folder: Path) -> None:
+    def full(folder: Path, application: str) -> None:
         raise OSError(28, "No space left on device", str(folder / "run.log"))
 
-    monkeypatch.setattr("zoo.jericho.priorzero.priorzero_entry._logging_to", full)
+    monkeypatch.setattr("zoo.jericho.priorzero.priorzero_entry.logging_to", full)
     assert main(arguments(llm, tmp_path / "full", "--max_iter", "1")) == 2
     assert "No space left on device" in capsys.readouterr().err
 

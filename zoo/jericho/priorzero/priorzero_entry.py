@@ -13,23 +13,27 @@ checkpoints, TensorBoard scalars (log/), a log file and the results.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from lzero_async.errors import ConfigError, WorkerDied
+from lzero_async.run_folder import (
+    INTERRUPTED,
+    exit_code,
+    find_checkpoint,
+    folder_of,
+    free_folder,
+    logging_to,
+    say_folder,
+    say_places,
+    write_json,
+)
 
-FAILED = 1
-INTERRUPTED = 130
-BAD_INPUT = 2
-RUN_LOG, ROLE_OUTPUT, CACHE_FILE = "run.log", ".out", "cache.sqlite"
+CACHE_FILE = "cache.sqlite"
 ENDS = {
     "max_train": "max_iter",
     "stop_fn": "max_env_step",
@@ -93,24 +97,7 @@ FLAGS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run; return the exit code: 0 done, 1 a role died, 2 bad input, 130 interrupted with a checkpoint saved."""
-    try:
-        return train(parse_arguments(arguments))
-    except ConfigError as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except WorkerDied as error:
-        print(f"\nerror: {error} The run ends here.", file=sys.stderr)
-        return FAILED
-    except OSError as error:
-        if error.filename is None and error.errno is None:
-            raise
-        place = f" {error.filename}" if error.filename else ""
-        print(f"\nerror: the run cannot go on: {error.strerror or error}{place}; make room or choose another --exp_name. "
-              "Checkpoints written before are still there.", file=sys.stderr)  # fmt: skip
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("\ninterrupted at once; the last checkpoint, if there was one yet, is still there.", file=sys.stderr)
-        return INTERRUPTED
+    return exit_code(lambda: train(parse_arguments(arguments)))
 
 
 def train(flags: argparse.Namespace) -> int:
@@ -126,7 +113,7 @@ def train(flags: argparse.Namespace) -> int:
         changes["llm_config.llm_engine"] = "vllm"
     if flags.quick_test and flags.exp_name is None:
         changes["run_config.exp_name"] = "runs/quick_test"
-    saved = _find_checkpoint(flags.resume, changes.get("run_config.exp_name", run_config["exp_name"]))
+    saved = find_checkpoint(flags.resume, changes.get("run_config.exp_name", run_config["exp_name"]))
     state = checkpoint.load(saved, CHECKPOINT, arrays=False) if saved is not None else None
     options = build_options(
         flags.preset,
@@ -137,9 +124,9 @@ def train(flags: argparse.Namespace) -> int:
     )
     env = options.env_config
     game = find_game(env.env_id, env.rom_dir or None, allow_substitute=flags.quick_test)
-    folder = _folder_of(saved) if saved is not None and not flags.exp_name else None
-    folder = folder or _free_folder(options.run_config.exp_name, saved)
-    with _logging_to(folder):
+    folder = folder_of(saved) if saved is not None and not flags.exp_name else None
+    folder = folder or free_folder(options.run_config.exp_name, saved, (CACHE_FILE,))
+    with logging_to(folder, "zoo.jericho.priorzero"):
         return _train(options, game, folder, saved, state)
 
 
@@ -153,19 +140,13 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
         logging.getLogger("zoo.jericho.priorzero").info(warning)
     from zoo.jericho.priorzero.trainer import PriorZero
 
-    taken = Path(options.run_config.exp_name)
-    other = (
-        f" ({taken} holds another run; --resume {taken} goes on with that one)"
-        if saved is None and folder != taken
-        else ""
-    )
-    print(f"folder: {folder}{other}", flush=True)
+    say_folder(folder, options.run_config.exp_name, saved)
     agent = PriorZero(options, game, folder)
     try:
         if saved is not None and state is not None:
             agent.resume(saved, state)
             print(f"resumed from {saved} at {agent.env_steps:,} environment steps", flush=True)
-        _write_json(folder / "options.json", options)
+        write_json(folder / "options.json", options)
         try:
             result = agent.run()
         except Exception:
@@ -199,75 +180,6 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
     return INTERRUPTED if interrupted else 0
 
 
-def _find_checkpoint(resume: str | None, exp_name: str) -> Path | None:
-    """The checkpoint that --resume means: a file, or the last one of a run's folder (that of --exp_name if none is given)."""
-    if resume is None:
-        return None
-    given = Path(resume or exp_name)
-    saved = given / "ckpt" / "last.safetensors" if given.is_dir() or not resume else given
-    if not saved.is_file():
-        raise ConfigError(f"There is no checkpoint at {saved}; give --resume a checkpoint file or a run's folder.")
-    return saved
-
-
-def _folder_of(saved: Path) -> Path | None:
-    """The folder of the run that wrote a checkpoint, if the file still lies there."""
-    return saved.parent.parent if saved.parent.name == "ckpt" else None
-
-
-def _free_folder(exp_name: str, saved: Path | None) -> Path:
-    """The folder to write into: the name itself, or with a number behind it when another run is there already."""
-    folder, number = Path(exp_name), 2
-    own = None if saved is None else _folder_of(saved)
-    while folder.exists() and not _is_free(folder):
-        if own is not None and folder.is_dir() and folder.samefile(own):
-            break
-        folder, number = Path(f"{exp_name}-{number}"), number + 1
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"The folder {folder} cannot be made ({error.strerror}); choose another --exp_name."
-        ) from error
-    return folder
-
-
-def _is_free(folder: Path) -> bool:
-    """Whether nothing is in it but what a start leaves that failed."""
-    if not folder.is_dir():
-        return False
-    return all(
-        path.name.startswith(CACHE_FILE)
-        or path.suffix == ROLE_OUTPUT  # whatever workers said before they were ended; more is written behind it
-        or (path.name == RUN_LOG and path.stat().st_size == 0)
-        for path in folder.iterdir()
-    )
-
-
-@contextmanager
-def _logging_to(folder: Path) -> Iterator[None]:
-    """Events go to run.log, warnings to the screen too, while this run lasts."""
-    file, screen = logging.FileHandler(folder / "run.log", encoding="utf-8"), logging.StreamHandler()
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    screen.setLevel(logging.WARNING)
-    loggers = [logging.getLogger(name) for name in ("lzero_async", "zoo.jericho.priorzero")]
-    before = [(logger.level, logger.propagate) for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.INFO)
-        logger.propagate = False  # DI-engine puts a handler of its own on the root
-        logger.addHandler(file)
-        logger.addHandler(screen)
-    try:
-        yield
-    finally:
-        for logger, (level, propagate) in zip(loggers, before, strict=True):
-            logger.removeHandler(file)
-            logger.removeHandler(screen)
-            logger.setLevel(level)
-            logger.propagate = propagate
-        file.close()
-
-
 def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> None:
     """The evaluation table and the places, on screen and as results.json."""
     from lzero_async.progress import table
@@ -289,7 +201,7 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
     print(f"\n{_saved_work(agent.reuse())}")
     print(f"ended by: {reason}")
     results = agent.folder / "results.json"
-    _write_json(
+    write_json(
         results,
         {
             "game": game.label,
@@ -306,19 +218,17 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
             "statistics": agent.coordinator.get_statistics(),
         },
     )
-    best = last.with_name("best.safetensors")
-    places = {
-        "last checkpoint": last,
-        "results": results,
-        "metrics": agent.folder / "metrics.jsonl",
-        "TensorBoard": agent.folder / "log",
-        "trace": agent.folder / "trace.json",
-        "log": agent.folder / "run.log",
-    }
-    places["best checkpoint"] = best
-    for name, place in places.items():
-        if place.exists():
-            print(f"{name + ':':17}{place}")
+    say_places(
+        {
+            "last checkpoint": last,
+            "results": results,
+            "metrics": agent.folder / "metrics.jsonl",
+            "TensorBoard": agent.folder / "log",
+            "trace": agent.folder / "trace.json",
+            "log": agent.folder / "run.log",
+            "best checkpoint": last.with_name("best.safetensors"),
+        }
+    )
 
 
 def _saved_work(reuse: dict[str, Any]) -> str:
@@ -329,10 +239,6 @@ def _saved_work(reuse: dict[str, Any]) -> str:
     return "known already: " + ", ".join(
         f"{share:.1%} of {name}" for name, share in shares.items() if share is not None
     )
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, default=lambda item: getattr(item, "item", lambda: str(item))()) + "\n")
 
 
 if __name__ == "__main__":
