@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lzero_async.errors import ConfigError
@@ -87,6 +87,7 @@ def test_the_queue_shrinks_below_the_band_and_ends_silently_at_its_limits() -> N
 
 
 @given(limits(2000), st.floats(0, 2000))
+@example((1, 1, 9), 0.9)  # too much for a queue of 1, too little for one of 2
 @QUICK
 def test_a_steady_fill_comes_into_the_band_where_a_size_can_do_that_and_never_flaps(
     numbers: tuple[int, int, int], fill: float
