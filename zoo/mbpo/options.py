@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from easydict import EasyDict
@@ -313,10 +313,10 @@ def _check_continuous(options: EasyDict) -> None:
             )
 
 
-def check_known(name: str) -> None:
-    """Raise ConfigError, with the nearest name, if there is no such option."""
+def check_known(name: str, others: Iterable[str] = ()) -> None:
+    """Raise ConfigError, with the nearest name, one of `others` too, if there is no such option."""
     if name not in OPTIONS:
-        close = difflib.get_close_matches(name, OPTIONS, n=1)
+        close = difflib.get_close_matches(name, [*OPTIONS, *others], n=1)
         hint = f"did you mean {close[0]}?" if close else "--help lists them."
         raise ConfigError(f"There is no option {name}; {hint}")
 

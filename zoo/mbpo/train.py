@@ -17,6 +17,7 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ from lzero_async.run_folder import (
     say_places,
     write_json,
 )
-from zoo.mbpo.options import CONTINUOUS, GROUPS, OPTIONS, PRESETS, build_options, check_known
+from zoo.mbpo.options import CONTINUOUS, GROUPS, OPTIONS, PRESETS, build_options, check_known, device_of
+from zoo.mbpo.sources import GymSource
 
 ENDS = {"stop_fn": "max_steps", "max_collect": "max_steps", "eval_target": "target_return"}
+OTHER_FLAGS = ("preset", "resume", "headless", "task")  # that are no options
 TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -82,7 +85,8 @@ def parse_arguments(
     words = [_with_underscores(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     flags, unknown = (parser or make_parser()).parse_known_args(words)
     if unknown:
-        check_known(unknown[0].partition("=")[0].removeprefix("--"))
+        if unknown[0].startswith("--"):
+            check_known(unknown[0].partition("=")[0].removeprefix("--"), OTHER_FLAGS)
         raise ConfigError(f"{unknown[0]!r} cannot be read; write options as --num_envs 64.")
     return flags
 
@@ -119,20 +123,25 @@ def main(arguments: list[str] | None = None) -> int:
     return exit_code(lambda: train(parse_arguments(arguments)))
 
 
-def train(flags: argparse.Namespace, *, make_source: Any = None) -> int:
+def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] = GymSource) -> int:
     """Options, folder; then train, evaluate once more, and say where everything is."""
     changes = changes_of(flags)
     saved = find_checkpoint(flags.resume, changes.get("exp_name", OPTIONS["exp_name"].default))
     state = None
     if saved is not None:
-        from zoo.mbpo.saving import load_description
+        from zoo.mbpo.saving import check_same_run, load_description
 
         state = load_description(saved)
         own = folder_of(saved)
         if own is not None:
             changes.setdefault("exp_name", str(own))
     options = build_options(changes, preset=flags.preset, saved=None if state is None else state.get("options", {}))
-    source = None if make_source is None else make_source(options)
+    # What cannot be used is found before there is a folder.
+    if state is not None:
+        check_same_run(saved, state, options)
+    if options.device != "auto":
+        device_of(options)
+    source = make_source(options)
     folder = free_folder(options.exp_name, saved)
     with logging_to(folder, "zoo.mbpo"):
         say_folder(folder, options.exp_name, saved)

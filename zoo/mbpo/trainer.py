@@ -25,8 +25,9 @@ from lzero_async.run_folder import LAST_CHECKPOINT
 from lzero_async.types import BackgroundContext, Batch, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
 from lzero_async.utilisation import Utilisation
 from zoo.mbpo.data_collector import AsyncDataCollector
-from zoo.mbpo.options import FIXED, backend_of, device_of
+from zoo.mbpo.options import backend_of, device_of
 from zoo.mbpo.roles import make_role
+from zoo.mbpo.saving import check_same_run
 from zoo.mbpo.sources import EnvSource, GymSource
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -468,11 +469,7 @@ class Trainer:
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of the same environment and sizes, by whichever trainer it was written; `state` is what
         was loaded from `path`, its arrays left out. Episodes begin anew."""
-        if "learner" not in state:
-            raise ConfigError(
-                f"{path} holds only the best weights, which cannot be resumed; give --resume the file last.safetensors."
-            )
-        self._check_same_run(state, path)
+        check_same_run(path, state, self.options)
         count = self.learner.call("load", str(path))
         self._load_others(path)
         try:
@@ -493,15 +490,6 @@ class Trainer:
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["real_data"])
         self._steps_of[version] = self.counters["real_data"], self.collectors.steps
-
-    def _check_same_run(self, state: Mapping[str, Any], path: Path) -> None:
-        saved = state.get("options", {})
-        for name in FIXED:
-            if saved.get(name) != json.loads(json.dumps(self.options[name])):
-                raise ConfigError(
-                    f"{name} was {saved.get(name)!r} in {path} and is {self.options[name]!r} now; a resumed run cannot "
-                    "change it."
-                )
 
     def close(self) -> None:
         """End every role and whatever else runs, each of them whatever becomes of the others."""
