@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._mbpo_runs import ROOT, log_of, start, words_of
+from lzero_async.run_folder import LAST_CHECKPOINT
 
 RESULTS = ROOT / "benchmarks" / "results" / "learn_mbpo.json"
 PICTURE = ROOT / "docs" / "learning-mbpo.png"
@@ -128,9 +129,10 @@ def train(folder: Path, trainer: str, seed: int, minutes: float) -> None:
     if finished(folder):
         return
     spent = seconds_spent(folder)
-    resumed = (folder / "ckpt" / "last.safetensors").is_file() and spent > 0
+    resumed = (folder / LAST_CHECKPOINT).is_file() and spent > 0
     if resumed:
         words = ["--resume", str(folder)]
+        note_part(folder, spent)
     else:
         shutil.rmtree(folder, ignore_errors=True)
         log_of(folder).unlink(missing_ok=True)
@@ -166,6 +168,21 @@ def note_seconds(folder: Path, seconds: float) -> None:
         (folder / "seconds.json").write_text(json.dumps(round(seconds, 1)) + "\n")
 
 
+def note_part(folder: Path, spent: float) -> None:
+    """A run goes on: from its next evaluation on, `spent` seconds are missing in what it says."""
+    from zoo.mbpo.saving import load_description
+
+    evaluations = len(load_description(folder / LAST_CHECKPOINT)["history"])
+    parts = folder / "parts.json"
+    parts.write_text(json.dumps([*parts_of(folder), [evaluations, round(spent, 1)]]) + "\n")
+
+
+def parts_of(folder: Path) -> list[list[float]]:
+    """Number of the first evaluation, and seconds before it, of every part of a run but the first."""
+    parts = folder / "parts.json"
+    return json.loads(parts.read_text()) if parts.is_file() else []
+
+
 # -- what came of it -------------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +193,9 @@ def outcome(folder: Path, trainer: str, seed: int) -> dict[str, Any] | None:
     results = json.loads((folder / "results.json").read_text())
     curve = [
         {"steps": row["collected_steps"], "seconds": seconds, "mean_return": row["mean_return"]}
-        for row, seconds in zip(results["evaluations"], all_seconds(results["evaluations"]), strict=True)
+        for row, seconds in zip(
+            results["evaluations"], all_seconds(results["evaluations"], parts_of(folder)), strict=True
+        )
     ]
     return {
         "trainer": trainer,
@@ -196,16 +215,10 @@ def outcome(folder: Path, trainer: str, seed: int) -> dict[str, Any] | None:
     }
 
 
-def all_seconds(rows: list[dict[str, Any]]) -> list[float]:
-    """The seconds of every evaluation since the run began: a resumed run counts from 0 again."""
-    before = last = 0.0
-    seconds = []
-    for row in rows:
-        if row["seconds_at"] < last:
-            before += last
-        last = row["seconds_at"]
-        seconds.append(before + last)
-    return seconds
+def all_seconds(rows: list[dict[str, Any]], parts: list[list[float]]) -> list[float]:
+    """The seconds of every evaluation since the run began; a run that goes on counts from 0 again."""
+    before = [max((spent for first, spent in parts if first <= number), default=0.0) for number in range(len(rows))]
+    return [row["seconds_at"] + spent for row, spent in zip(rows, before, strict=True)]
 
 
 def summarise(runs: dict[str, list[dict[str, Any]]], parallel: int) -> dict[str, Any]:
