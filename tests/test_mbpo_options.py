@@ -203,6 +203,17 @@ def test_a_saved_run_goes_on_with_another_trainer() -> None:
     assert (back.trainer, back.num_collectors) == (CONTINUOUS, 8)
 
 
+def test_where_roles_live_follows_the_trainer_that_goes_on() -> None:
+    saved = build_options({"trainer": BATCH, "backend": "thread"})
+    assert build_options({"trainer": SYNC}, saved=saved).backend == "auto"
+    assert build_options({"trainer": CONTINUOUS}, saved=saved).backend == "thread"
+    assert (
+        build_options({"trainer": BATCH}, saved=build_options({"trainer": SYNC, "backend": "inline"})).backend == "auto"
+    )
+    with pytest.raises(ConfigError, match="inline"):
+        build_options({"trainer": SYNC, "backend": "thread"}, saved=saved)
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------------
 
 BAD_VALUES = {

@@ -31,6 +31,7 @@ class Work(NamedTuple):
 
     steps: int
     batch: Parcel | None
+    real_data: int  # real transitions that the agent has had, the new ones included
 
 
 class AsyncTrainer(Trainer):
@@ -74,6 +75,8 @@ class AsyncTrainer(Trainer):
         self._to_rollouts: BoundedQueue[Work] = BoundedQueue(INBOX, "drop_oldest")
         self.model_queue: BoundedQueue[Parcel] = BoundedQueue(options.model_queue_size, "drop_oldest")
         self._reports: dict[str, dict[str, Any]] = {"dynamics": {}, "rollouts": {}}
+        self._restored = {"dynamics": 0, "rollouts": 0}  # the agent's real data that a role got when it was restarted
+        self._dynamics_state: Parcel | None = None  # as it was saved last
         self._last_steps = 0
         self.tuning = Tuning(self.options)
 
@@ -87,7 +90,7 @@ class AsyncTrainer(Trainer):
         model = [self.model_queue.get() for _ in range(len(self.model_queue))]  # nobody else takes any
         if data is not None:
             self._last_steps = data.meta["steps"]
-        work = Work(self._last_steps, data)
+        work = Work(self._last_steps, data, self.counters["real_data"] + (0 if data is None else self._last_steps))
         for queue in (self._to_dynamics, self._to_rollouts):
             _offer(queue, work)
         now = self.coordinator.shell.gate.version
@@ -121,7 +124,7 @@ class AsyncTrainer(Trainer):
         if not self.dynamics.alive:
             self._bring_back(self.dynamics)
         start = self.coordinator.clock.now()
-        steps, batches = _sum(work)
+        steps, batches = _sum(work, self._restored["dynamics"])
         report = self.dynamics.call("fit", steps, batches)
         seconds = report.pop("seconds")
         if (weights := report.pop("weights")) is not None:
@@ -135,7 +138,7 @@ class AsyncTrainer(Trainer):
         if not self.rollouts.alive:
             self._bring_back(self.rollouts)
         start = self.coordinator.clock.now()
-        steps, batches = _sum(work)
+        steps, batches = _sum(work, self._restored["rollouts"])
         policy, dynamics = self.coordinator.weights.latest(), self.dynamics_weights.latest()
         assert policy is not None
         newest = (0, None) if dynamics is None else (dynamics.version, dynamics.state)
@@ -144,8 +147,7 @@ class AsyncTrainer(Trainer):
             return
         self.model_queue.put(rows)
         names = ("model_clamped", "model_dropped", "rollouts_forgotten")
-        made = self._reports["rollouts"].get("model_data", self.counters["model_data"]) + rows.meta["steps"]
-        self._reports["rollouts"] = {"model_data": made, **{name: rows.meta[name] for name in names}}
+        self._reports["rollouts"] = {name: rows.meta[name] for name in names}
         self._worked("rollouts", start, rows.meta["seconds"], version=newest[0])
 
     def _worked(self, role: str, start: float, seconds: float, version: int) -> None:
@@ -157,14 +159,22 @@ class AsyncTrainer(Trainer):
         """Restart a role that died, with what the others know of its state."""
         worker.restart()
         self._locate()
-        rows = self.learner.call("real_rows")
-        if worker is self.rollouts:
-            worker.call("restore", rows)
-            return
+        try:
+            rows = self.learner.call("real_rows")
+            if worker is self.rollouts:
+                worker.call("restore", rows)
+            else:
+                self._restore_dynamics(rows)
+        except BaseException:
+            worker.kill()  # it knows nothing yet, so it must not be taken for one that does
+            raise
+        self._restored[worker.name] = rows.meta["real_data"]
+
+    def _restore_dynamics(self, rows: Parcel) -> None:
         latest = self.dynamics_weights.latest()
         updates = int(self._reports["dynamics"].get("dynamics_updates", 0))
         weights, version = (None, 0) if latest is None else (latest.state, latest.version)
-        worker.call("restore", weights, version, updates, rows)
+        self.dynamics.call("restore", weights, version, updates, rows)
         log.warning("the dynamics go on from version %d with a new optimizer", version)
 
     # -- numbers, saving and resuming --------------------------------------------------------------------------------------
@@ -182,24 +192,24 @@ class AsyncTrainer(Trainer):
 
     def _other_state(self) -> Parcel | None:
         try:
-            state: Parcel = self.dynamics.call("state")
-            return state
+            self._dynamics_state = self.dynamics.call("state")
         except WorkerError as error:
-            log.warning("the checkpoint is written without the dynamics, which just died: %r", error)
-            return None
+            log.warning("the checkpoint has the dynamics of the one before, because they just died: %r", error)
+        return self._dynamics_state
 
     def _load_others(self, path: Path) -> None:
         report = self.dynamics.call("load", str(path))
+        self._dynamics_state = self.dynamics.call("state")
         self.rollouts.call("load", str(path))
         if (weights := report.pop("weights")) is not None:
             self.dynamics_weights.publish(weights, report["dynamics_version"])
         self._reports["dynamics"] = report
 
     def _state_of_own(self) -> dict[str, Any]:
-        return {"tuning": self.tuning.state_dict()}
+        return {"tuning": self.tuning.state_dict(), "last_steps": self._last_steps}
 
     def _load_own(self, state: Mapping[str, Any]) -> None:
-        self._reports["rollouts"] = {"model_data": self.counters["model_data"]}
+        self._last_steps = int(state.get("last_steps", 0))
         if "tuning" in state:
             self.tuning.load_state_dict(state["tuning"])
 
@@ -230,5 +240,7 @@ def _offer(queue: BoundedQueue[Work], work: Work) -> None:
         return
 
 
-def _sum(work: list[Work]) -> tuple[int, list[Parcel]]:
-    return sum(item.steps for item in work), [item.batch for item in work if item.batch is not None]
+def _sum(work: list[Work], known: int) -> tuple[int, list[Parcel]]:
+    """Transitions to work for, and the new ones, without what a restarted role was given with the rest."""
+    batches = [item.batch for item in work if item.batch is not None and item.real_data > known]
+    return sum(item.steps for item in work), batches

@@ -16,6 +16,7 @@ import torch
 from lzero_async import checkpoint
 from lzero_async.errors import ConfigError
 from lzero_async.parcels import Parcel
+from zoo.mbpo.buffers import TransitionBuffer
 from zoo.mbpo.learner import AgentLearner, Learner, make_buffer, make_dynamics
 from zoo.mbpo.model_rollout import rollout
 from zoo.mbpo.networks import generator_of
@@ -102,6 +103,8 @@ class _AgentRole:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.learner.load_state_dict(state["learner"])
+        for buffer, size in (("real", self._options.real_buffer_size), ("model", self._options.model_buffer_size)):
+            _resize(getattr(self.learner, buffer), size)
         self._updates.left = float(state["owed"]["updates"])
         self._steps = int(state["owed"]["steps"])
 
@@ -199,7 +202,7 @@ class AgentRole(_AgentRole):
 
     def real_rows(self) -> Parcel:
         """All real transitions at hand, for a role that lost its own."""
-        return Parcel(self.learner.real.newest(self.learner.real.count))
+        return Parcel(self.learner.real.newest(self.learner.real.count), {"real_data": self.learner.real_data})
 
 
 class DynamicsRole:
@@ -254,6 +257,7 @@ class DynamicsRole:
         state = load_whole(path)
         with _fitting(path):
             self._real.load_state_dict(state["learner"]["real"])
+            _resize(self._real, self._options.real_buffer_size)
             other = state["other"]
             if other is None and "dynamics" in state["learner"]:  # written by a trainer with one role for all
                 other = {"dynamics": state["learner"]["dynamics"], "owed": state["owed"]["fits"]}
@@ -315,7 +319,10 @@ class RolloutRole:
 
     def load(self, path: str) -> None:
         """Start from a checkpoint's real data."""
-        self._real.load_state_dict(load_whole(path)["learner"]["real"])
+        state = load_whole(path)
+        with _fitting(path):
+            self._real.load_state_dict(state["learner"]["real"])
+            _resize(self._real, self._options.real_buffer_size)
 
     def restore(self, rows: Parcel) -> None:
         """Start from the agent's real data after a failure."""
@@ -356,6 +363,12 @@ class _fitting:  # noqa: N801  reads as a word: with _fitting(path)
             raise ConfigError(
                 f"The checkpoint {self._path} does not fit this run ({first}); resume from another one."
             ) from error
+
+
+def _resize(buffer: TransitionBuffer, size: int) -> None:
+    """A loaded buffer has the size that was saved; this run may have another."""
+    if buffer.capacity != size:
+        buffer.resize(size)
 
 
 def _limit_threads(options: Any) -> None:

@@ -253,6 +253,8 @@ def build_options(changes: Mapping[str, Any], *, preset: str = "", saved: Mappin
     if saved is not None:
         values |= {name: value for name, value in saved.items() if name in OPTIONS}
     trainer = _checked("trainer", given.get("trainer", values["trainer"]))
+    if saved is not None and "backend" not in given and (trainer == SYNC) != (values["trainer"] == SYNC):
+        values["backend"] = "auto"  # what the old trainer lived in does not serve the new one
     for name in given:
         if trainer not in OPTIONS[name].trainers:
             raise ConfigError(_belongs_elsewhere(name, trainer))

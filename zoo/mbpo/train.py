@@ -162,12 +162,21 @@ def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any]
                 print(f"\ngo on from the last checkpoint with: --resume {folder}", file=sys.stderr)
             raise
         last = trainer.save()
+        reason = ENDS.get(result.reason, result.reason)
         interrupted = result.reason.startswith("SIG")
-        report(
-            trainer, None if interrupted else trainer.final_evaluation(), ENDS.get(result.reason, result.reason), last
-        )
+        final: dict[str, Any] | None = None
+        failure: Exception | None = None
+        try:
+            final = None if interrupted else trainer.final_evaluation()
+        except KeyboardInterrupt:
+            interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
+        except Exception as error:  # what was learned is reported first
+            failure, reason = error, f"{reason}; the final evaluation failed"
+        report(trainer, final, reason, last)
         if interrupted:
             print(f"go on with: --resume {folder}")
+        if failure is not None:
+            raise failure
     except BaseException as error:
         try:
             trainer.close()

@@ -74,8 +74,11 @@ class Trainer:
         self.backend = make_backend(backend_of(options))
         try:
             self._build()
-        except BaseException:
-            self.backend.close()
+        except BaseException as error:
+            try:
+                self.close()
+            except Exception as late:  # the first error is the one to show
+                log.error("while closing after %r: %r", error, late)
             raise
 
     def _build(self) -> None:
@@ -105,6 +108,7 @@ class Trainer:
         self._start_learners(learning, sizes)
         for worker in self._learners():
             self.counters |= {name: count for name, count in worker.call("ready").items() if name in COUNTERS}
+        self.collectors.ready()
         self._records.prepare()
         self.coordinator = AsyncTrainingCoordinator(
             on_failure="restart",
@@ -115,7 +119,6 @@ class Trainer:
             trace=self.folder / "trace.json" if options.trace else None,
             **self._coordination(),
         )
-        self.collectors.ready()
         if self.backend.kind == "process":
             self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
@@ -294,7 +297,8 @@ class Trainer:
         limit, each = self.options.max_steps, self._steps_per_collect()
         if not limit or each is None or self.coordinator.shell.gate.capacity is not None:
             return None
-        return self.coordinator.collect_count + max(0, -(-(limit - self.collectors.steps) // each))
+        waiting = sum(batch.meta["steps"] for batch in self.coordinator.shell.data.values())
+        return self.coordinator.collect_count + max(0, -(-(limit - self.counters["real_data"] - waiting) // each))
 
     def _enough(self) -> bool:
         limit = self.options.max_steps
@@ -446,6 +450,7 @@ class Trainer:
             "coordinator": coordinator,
             "collectors": self.collectors.state_dict(),
             "history": list(self.history),
+            "busy": dict(self._busy),
             "trainer": self._state_of_own(),
         }
         self._unsaved = True
@@ -478,6 +483,7 @@ class Trainer:
             self.collectors.load_state_dict(state["collectors"])
             self.best = {"return": state["best"]["return"], "version": int(state["best"]["version"])}
             self.history = list(state["history"])
+            self._busy = {name: float(seconds) for name, seconds in state["busy"].items()}
             self.counters |= {name: int(state["counters"][name]) for name in COUNTERS}
             self._load_own(state.get("trainer") or {})
         except (KeyError, TypeError, ValueError) as error:
@@ -495,7 +501,8 @@ class Trainer:
         """End every role and whatever else runs, each of them whatever becomes of the others."""
         self._closing = True
         failed: Exception | None = None
-        for close in (self.backend.close, self.coordinator.close, self._records.close):
+        coordinator = [self.coordinator.close] if hasattr(self, "coordinator") else []
+        for close in (self.backend.close, *coordinator, self._records.close):
             try:
                 close()
             except Exception as error:
