@@ -22,6 +22,9 @@ from zoo.mbpo.networks import (
     optimizer_state,
 )
 
+# First bias of the raw log deviations, for a standard deviation of about 1: the untrained policy acts almost uniformly, so
+# that data of many old versions still cover the actions.
+WIDE_AT_FIRST = 0.458
 LOSSES = ("critic_loss", "actor_loss", "temperature", "entropy", "q_mean")
 
 
@@ -50,6 +53,8 @@ class SAC:
         self.target_entropy = -float(action_size) if target_entropy is None else target_entropy
         self._generator = generator_of(device, seed)
         self.actor = BatchedMLP([obs_size, *hidden, 2 * action_size], 0, torch.relu_, self._generator)
+        with torch.no_grad():
+            self.actor.parameters[-1][action_size:] = WIDE_AT_FIRST
         sizes = [obs_size + action_size, *hidden, 1]
         self.critic = BatchedMLP(sizes, 2, torch.relu_, self._generator)
         self.target = BatchedMLP(sizes, 2, torch.relu_, self._generator)
