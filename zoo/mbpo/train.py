@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     return exit_code(lambda: train(parse_arguments(arguments)))
 
 
-def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] = GymSource) -> int:
+def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] | None = None) -> int:
     """Options, folder; then train, evaluate once more, and say where everything is."""
     changes = changes_of(flags)
     saved = find_checkpoint(flags.resume, changes.get("exp_name", OPTIONS["exp_name"].default))
@@ -141,7 +141,7 @@ def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] = GymS
         check_same_run(saved, state, options)
     if options.device != "auto":
         device_of(options)
-    source = make_source(options)
+    source = (make_source or GymSource)(options)
     folder = free_folder(options.exp_name, saved)
     with logging_to(folder, "zoo.mbpo"):
         say_folder(folder, options.exp_name, saved)
