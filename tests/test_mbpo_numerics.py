@@ -13,7 +13,8 @@ from lzero_async.errors import ConfigError
 from zoo.mbpo.actor import NumpyActor
 from zoo.mbpo.buffers import TransitionBuffer
 from zoo.mbpo.dynamics import DynamicsEnsemble, held_out
-from zoo.mbpo.learner import Learner, LearnerOptions
+from zoo.mbpo.learner import Learner
+from zoo.mbpo.learner_options import LearnerOptions
 from zoo.mbpo.mixing import Mixer
 from zoo.mbpo.model_rollout import MARGIN, rollout
 from zoo.mbpo.sac import SAC

@@ -13,11 +13,13 @@ from easydict import EasyDict
 from lzero_async.config import number_between, one_of, positive_number, whole_number
 from lzero_async.errors import ConfigError
 from zoo.mbpo.envs import split
+from zoo.mbpo.learner_options import LearnerOptions
 
 Check = Callable[[str, Any], Any]
 SYNC, BATCH, CONTINUOUS = "sync", "batch", "continuous"
 TRAINERS: Final = (SYNC, BATCH, CONTINUOUS)
 AUTOMATIC: Final = -1
+LEARNER: Final = LearnerOptions()
 
 
 def _whole(low: int) -> Check:
@@ -177,26 +179,26 @@ GROUPS: dict[str, dict[str, Option]] = {
         ),
     },
     "agent": {
-        "hidden_size": Option(128, _whole(1), "width of actor and critics"),
-        "hidden_layers": Option(2, _whole(1), "hidden layers of actor and critics"),
-        "learning_rate": Option(1e-3, positive_number, "of actor, critics and temperature"),
-        "discount": Option(0.99, _between(0, 1), "per step"),
-        "tau": Option(0.005, _between(0, 1), "share by which the target critics follow at each update"),
-        "batch_size": Option(256, _whole(1), "transitions of an agent update"),
-        "real_ratio": Option(0.5, _between(0, 1), "share of real ones among them; 1: real data only"),
-        "sampling": Option("uniform", _words("uniform", "recent", "priority"), "how both buffers are sampled"),
-        "real_buffer_size": Option(100_000, _whole(1), "real transitions kept"),
-        "model_buffer_size": Option(20_000, _whole(1), "model transitions kept"),
+        "hidden_size": Option(LEARNER.hidden_size, _whole(1), "width of actor and critics"),
+        "hidden_layers": Option(LEARNER.hidden_layers, _whole(1), "hidden layers of actor and critics"),
+        "learning_rate": Option(LEARNER.learning_rate, positive_number, "of actor, critics and temperature"),
+        "discount": Option(LEARNER.discount, _between(0, 1), "per step"),
+        "tau": Option(LEARNER.tau, _between(0, 1), "share by which the target critics follow at each update"),
+        "batch_size": Option(LEARNER.batch_size, _whole(1), "transitions of an agent update"),
+        "real_ratio": Option(LEARNER.real_ratio, _between(0, 1), "share of real ones among them; 1: real data only"),
+        "sampling": Option(LEARNER.sampling, _words("uniform", "recent", "priority"), "how both buffers are sampled"),
+        "real_buffer_size": Option(LEARNER.real_buffer_size, _whole(1), "real transitions kept"),
+        "model_buffer_size": Option(LEARNER.model_buffer_size, _whole(1), "model transitions kept"),
     },
     "dynamics and rollouts": {
-        "ensemble_size": Option(7, _whole(1), "dynamics networks"),
-        "num_elites": Option(5, _whole(1), "of them, used by rollouts"),
-        "dynamics_hidden_size": Option(64, _whole(1), "width of a dynamics network"),
-        "dynamics_layers": Option(2, _whole(1), "its hidden layers"),
-        "dynamics_learning_rate": Option(1e-3, positive_number, "of the dynamics networks"),
-        "dynamics_batch_size": Option(256, _whole(1), "transitions of a dynamics update, for each network"),
-        "rollout_length": Option(1, _whole(1), "steps of a model rollout"),
-        "rollout_batch_size": Option(1_000, _whole(1), "rollouts made at once"),
+        "ensemble_size": Option(LEARNER.ensemble_size, _whole(1), "dynamics networks"),
+        "num_elites": Option(LEARNER.num_elites, _whole(1), "of them, used by rollouts"),
+        "dynamics_hidden_size": Option(LEARNER.dynamics_hidden_size, _whole(1), "width of a dynamics network"),
+        "dynamics_layers": Option(LEARNER.dynamics_layers, _whole(1), "its hidden layers"),
+        "dynamics_learning_rate": Option(LEARNER.dynamics_learning_rate, positive_number, "of the dynamics networks"),
+        "dynamics_batch_size": Option(LEARNER.dynamics_batch_size, _whole(1), "transitions of a dynamics update, for each network"),
+        "rollout_length": Option(LEARNER.rollout_length, _whole(1), "steps of a model rollout"),
+        "rollout_batch_size": Option(LEARNER.rollout_batch_size, _whole(1), "rollouts made at once"),
     },
 }  # fmt: skip
 OPTIONS: dict[str, Option] = {name: option for group in GROUPS.values() for name, option in group.items()}
