@@ -196,7 +196,7 @@ GROUPS: dict[str, dict[str, Option]] = {
         "dynamics_hidden_size": Option(LEARNER.dynamics_hidden_size, _whole(1), "width of a dynamics network"),
         "dynamics_layers": Option(LEARNER.dynamics_layers, _whole(1), "its hidden layers"),
         "dynamics_learning_rate": Option(LEARNER.dynamics_learning_rate, positive_number, "of the dynamics networks"),
-        "dynamics_batch_size": Option(LEARNER.dynamics_batch_size, _whole(1), "transitions of a dynamics update, for each network"),
+        "dynamics_batch_size": Option(LEARNER.dynamics_batch_size, _whole(1), "transitions of an update, for each network"),
         "rollout_length": Option(LEARNER.rollout_length, _whole(1), "steps of a model rollout"),
         "rollout_batch_size": Option(LEARNER.rollout_batch_size, _whole(1), "rollouts made at once"),
     },
