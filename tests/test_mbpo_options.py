@@ -313,6 +313,16 @@ def test_a_gpu_that_is_not_there_is_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
+def test_buffers_that_do_not_fit_into_memory_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--trainer", "sync", "--real_buffer_size", str(10**13), "--exp_name", str(tmp_path / "run")]
+    for _ in range(2):
+        assert main(words) == 2
+        assert_one_sentence(capsys.readouterr().err, ["not enough memory", "real_buffer_size of 10000000000000"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # the second start had the name, too
+
+
 def test_an_environment_of_a_module_that_breaks_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,6 +386,9 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, capsys: py
     [
         ("--task no_module_of_this_name:make --trainer batch --backend thread", ["no_module_of_this_name", "imported"]),
         ("--task Isaac-Cartpole-Direct-v0 --headless --backend thread", ["Isaac Lab"]),
+        ("--task Isaac-Cartpole-Direct-v0 --target_return 5 --backend thread", ["target_return is 5", "not evaluated"]),
+        ("--task tensor-pendulum --env_args g=3", ["env_args is {'g': 3}", "module:function"]),
+        ("--step_seconds 0.1", ["step_seconds is 0.1", "train.py"]),
         ("--num_collectors 4", ["num_collectors belongs to the continuous trainer"]),
         ("--taks x", ["did you mean task?"]),
     ],

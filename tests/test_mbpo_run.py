@@ -125,7 +125,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     environment["HOME"] = str(base)
     programs = {}
     for trainer in TRAINERS:
-        more = {"backend": None, "wandb": "offline" if trainer == "sync" and find_spec("wandb") else "off"}
+        more = {"backend": None, "wandb": "offline" if trainer == "batch" and find_spec("wandb") else "off"}
         command = [sys.executable, str(ENTRY), *arguments(base / trainer, trainer, **more)]
         programs[trainer] = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -273,6 +273,7 @@ def test_a_run_that_is_over_can_be_resumed_and_is_over(
         shutil.copytree(straight[trainer].folder, folder)
         assert main(["--resume", str(folder), *(["--backend", "thread"] if trainer != "sync" else [])]) == 0
         assert results_of(folder)["counters"] == straight[trainer].results["counters"]
+        assert results_of(folder)["busy"] == pytest.approx(straight[trainer].results["busy"])
         assert_every_train_is_recorded_once(folder)
 
 
@@ -514,6 +515,18 @@ def test_the_batch_of_the_highest_reward_is_trained_first(tmp_path: Path, monkey
     assert len(set(rewards)) == 5
 
 
+@pytest.mark.parametrize("sampling", ["recent", "priority"])
+@pytest.mark.parametrize("trainer", ["sync", "continuous"])
+def test_other_ways_of_sampling(
+    trainer: str, sampling: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_main(tmp_path / "run", capsys, trainer, sampling=sampling)
+    assert run.code == 0
+    assert main(["--resume", str(run.folder), "--max_steps", str(8 * BATCH_STEPS)]) == 0
+    rows = assert_every_train_is_recorded_once(run.folder)
+    assert all(row["learner/critic_loss"] == row["learner/critic_loss"] for row in rows)
+
+
 def test_what_queues_are_ordered_by() -> None:
     batch = Parcel(None, {"version": 7, "reward_mean": -0.5})
     assert {name: priority(batch) for name, priority in PRIORITIES.items()} == {"newest": 7.0, "reward": -0.5}
@@ -605,7 +618,7 @@ def test_without_a_batch_the_agent_goes_on_with_what_it_has(tmp_path: Path) -> N
 
 def test_wandb_offline_writes_files(straight: dict[str, Run]) -> None:
     pytest.importorskip("wandb")
-    assert len(list(straight["sync"].folder.glob("wandb/offline-run-*/*.wandb"))) == 1
+    assert len(list(straight["batch"].folder.glob("wandb/offline-run-*/*.wandb"))) == 1
 
 
 @pytest.mark.parametrize(

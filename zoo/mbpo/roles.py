@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lzero_async.errors import ConfigError
+
 
 def make_role(role: str, options: Any, sizes: tuple[int, int], emit: Callable[[Any], None]) -> Any:
-    """A role of `learning.py` by the name of its class; `sizes` are those of observation and action."""
+    """A role of `learning.py` by the name of its class; `sizes` are those of observation and action.
+
+    Raises ConfigError when there is not enough memory for its buffers.
+    """
     from zoo.mbpo import learning
 
-    return getattr(learning, role)(options, sizes, emit)
+    try:
+        return getattr(learning, role)(options, sizes, emit)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise ConfigError(
+            f"There is not enough memory for a real_buffer_size of {options.real_buffer_size} and a model_buffer_size of "
+            f"{options.model_buffer_size}; make them smaller."
+        ) from error

@@ -21,6 +21,7 @@ from typing import Any
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from lzero_async.errors import ConfigError
 from lzero_async.run_folder import exit_code
 from zoo.mbpo.options import device_of
 from zoo.mbpo.sources import TensorSource
@@ -32,7 +33,14 @@ ISAAC = "zoo.mbpo.isaac:make_env"
 
 
 def make_source(options: Any, headless: bool) -> TensorSource:
-    """Where the environments of `--task` come from."""
+    """Where the environments of `--task` come from; ConfigError for options that they do not know."""
+    if options.env_args and ":" not in options.env:
+        raise ConfigError(
+            f"env_args is {options.env_args!r}, but {options.env} takes none; write a function of your own that makes the "
+            "environment, and name it with --task module:function."
+        )
+    if options.step_seconds:
+        raise ConfigError(f"step_seconds is {options.step_seconds!r}, but only the environments of train.py can wait.")
     device = device_of(options)
     if options.env == OWN:
         return TensorSource(options, PENDULUM, {"device": device})

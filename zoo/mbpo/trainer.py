@@ -99,6 +99,11 @@ class Trainer:
         envs = min(EVAL_ENVS, options.eval_episodes)
         evaluator = self.source.evaluator(envs) if options.eval_every else None
         if options.eval_every and evaluator is None:
+            if options.target_return is not None:
+                raise ConfigError(
+                    f"target_return is {options.target_return:g}, but {options.env} is not evaluated, since a second "
+                    "environment cannot live beside the collectors'; leave it out and set max_steps."
+                )
             self.progress.note("no evaluations: a second environment cannot live beside the collectors'")
         self.evaluator = None if evaluator is None else self._start("evaluator", evaluator, threads=1)
         sizes = self.source.sizes()
