@@ -40,6 +40,10 @@ class Lengths:
 lengths = Lengths()
 
 
+class TooFewTrains(SystemExit):
+    """A run was too short for what it measures, or much too slow."""
+
+
 @dataclass(frozen=True)
 class Span:
     """What one role did, in seconds of the trace; `version` is -1 for waits."""
@@ -156,7 +160,7 @@ def steady(run: Run, warm: float) -> Steady:
     """The part from the end of a train `warm` seconds after the first one's to the end of the last one."""
     ends = [span.end for span in run.of(*TRAINS)]
     if not ends or ends[-1] - ends[0] <= warm:
-        raise SystemExit(f"{run.folder} has no train after the first {warm:g} s; measure for longer")
+        raise TooFewTrains(f"{run.folder} has no train after the first {warm:g} s; measure for longer")
     return window(run, ends[0] + warm, ends[-1])
 
 
@@ -164,7 +168,7 @@ def window(run: Run, since: float, until: float) -> Steady:
     """What happened from the first end of a train in [since, until] to the last."""
     trains = [span for span in run.of(*TRAINS) if since <= span.end <= until]
     if len(trains) < 2:
-        raise SystemExit(
+        raise TooFewTrains(
             f"{run.folder} has {len(trains)} train(s) between {since:.1f} and {until:.1f}; measure for longer"
         )
     start, end = trains[0].end, trains[-1].end

@@ -44,14 +44,12 @@ def _own_options() -> Path:
     """Take --seconds from the command line, and look at --output; the rest is `run_bars`'s."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--seconds", type=float)
-    seconds, rest = parser.parse_known_args()
+    own, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    if seconds.seconds is not None:
-        lengths.measured = lengths.kills = seconds.seconds
-        lengths.warm, lengths.calibration = (
-            min(lengths.warm, seconds.seconds),
-            min(lengths.calibration, seconds.seconds),
-        )
+    if own.seconds is not None:
+        lengths.measured = lengths.kills = own.seconds
+        lengths.warm = min(lengths.warm, own.seconds)
+        lengths.calibration = min(lengths.calibration, own.seconds)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     return parser.parse_known_args(rest)[0].output
 
@@ -64,8 +62,7 @@ def draw(found: dict[str, Any], picture: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    better = max(("sync, 1 thread", "sync, 2 threads"), key=lambda name: found[name].steady.rate)
-    shown = {"sync": found[better], "batch": found["batch"], "continuous": found["continuous"]}
+    shown = {name: found[name] for name in TITLES}
     rows = {name: _rows(measured.run) for name, measured in shown.items()}
     figure, axes = pyplot.subplots(
         len(rows), 1, figsize=(9, 6), dpi=130, sharex=True, height_ratios=[len(found) + 1 for found in rows.values()]
