@@ -12,10 +12,9 @@ def panel(axis: Any, rows: Mapping[str, Sequence[Any]], colours: Mapping[str, st
         for span in spans:
             left, right = max(span.start, start), min(span.end, end)
             if right > left and span.name in colours:
-                edge = 0.4 if right - left > (end - start) / 100 else 0.0  # around a narrow one it would hide it
-                axis.broken_barh(
-                    [(left - start, right - left)], (place + 0.1, 0.8), color=colours[span.name], ec="white", lw=edge
-                )
+                colour = colours[span.name]
+                edge = "white" if right - left > (end - start) / 100 else colour  # white would hide a narrow one
+                axis.broken_barh([(left - start, right - left)], (place + 0.1, 0.8), color=colour, ec=edge, lw=0.5)
     axis.set_yticks([place + 0.5 for place in range(len(rows))], list(reversed(rows)))
     axis.set_xlim(0, end - start)
     axis.spines[["top", "right"]].set_visible(False)
