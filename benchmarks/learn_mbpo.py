@@ -38,8 +38,8 @@ TRAINING = 0.95  # the share of them that a run may train for; starting and the 
 # A batch is 200 transitions in sync and batch and 100 in continuous, whose two collectors wait rather than drop: every real step
 # is learned from, and the policy that made it is at most two batches old. All three evaluate every 1,000 transitions.
 COMMON = {
-    "env": "Pendulum-v1", "num_envs": 8, "max_steps": STEPS, "random_steps": 1_000, "updates_per_step": 1.0,
-    "dynamics_updates_per_step": 0.1, "rollouts_per_step": 1.0, "eval_episodes": 20, "device": "cpu", "trace": False,
+    "env": "Pendulum-v1", "num_envs": 8, "max_steps": STEPS, "random_steps": 1_000,
+    "eval_episodes": 20, "device": "cpu", "trace": False,
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {"num_steps_per_env": 25, "torch_threads": 1, "eval_every": 5, "checkpoint_every": 5},

@@ -135,8 +135,8 @@ GROUPS: dict[str, dict[str, Option]] = {
     },
     "pace: the same for every trainer; per real transition, fractions carry over": {
         "updates_per_step": Option(1.0, _between(0, 1000), "agent updates"),
-        "dynamics_updates_per_step": Option(0.1, _between(0, 1000), "dynamics updates"),
-        "rollouts_per_step": Option(1.0, _between(0, 10_000), "model rollouts begun"),
+        "dynamics_updates_per_step": Option(0.5, _between(0, 1000), "dynamics updates"),
+        "rollouts_per_step": Option(0.7, _between(0, 10_000), "model rollouts begun"),
     },
     "sync and batch": {
         "num_steps_per_env": Option(24, _whole(1), "steps of every environment in one batch", ONE_BY_ONE),
