@@ -18,7 +18,7 @@ from lzero_async import BoundedQueue, Parcel, WeightStore, Worker
 from lzero_async.calls import listen, stopped
 from lzero_async.errors import QueueClosed, WorkerError
 from lzero_async.types import BackgroundContext, Batch, RunResult
-from zoo.mbpo.options import AUTOMATIC
+from zoo.mbpo.options import AUTOMATIC, queue_batches
 from zoo.mbpo.trainer import Trainer
 from zoo.mbpo.tuning import Tuning
 
@@ -39,11 +39,15 @@ class AsyncTrainer(Trainer):
 
     def _collecting(self) -> dict[str, Any]:
         options = self.options
-        return {"num_collectors": options.num_collectors, "collection_batch_size": options.collection_batch_size}
+        return {
+            "num_collectors": options.num_collectors,
+            "collection_batch_size": options.collection_batch_size,
+            "staggered": options.when_full != "wait",
+        }
 
     def _coordination(self) -> dict[str, Any]:
         options = self.options
-        batches = options.max_queue_size // options.collection_batch_size
+        batches = queue_batches(options)
         common = {
             "num_collectors": options.num_collectors,
             "max_train_ahead": options.max_train_ahead,

@@ -45,7 +45,8 @@ class AsyncDataCollector:
     """`num_collectors` workers of a backend that share `num_envs` environments.
 
     `collection_batch_size` is the number of transitions of one collect: each worker makes as many steps of its own
-    environments as that takes. `random_steps`: real steps at the start with uniform actions.
+    environments as that takes. `random_steps`: real steps at the start with uniform actions. `staggered`: first collects
+    of different lengths, so that batches come one by one from then on, and not all at once, which no short queue could hold.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class AsyncDataCollector:
         num_collectors: int,
         collection_batch_size: int,
         random_steps: int = 0,
+        staggered: bool = False,
         environment: Mapping[str, str] | None = None,
         output: Callable[[str], str] = lambda name: "",
         on_event: Callable[[Any], None] | None = None,
@@ -75,6 +77,7 @@ class AsyncDataCollector:
             for number, envs in enumerate(self.shares)
         ]
         self.streams = [0] * num_collectors  # collects that each worker has begun
+        self._in_step = [staggered] * num_collectors  # workers whose next collect would end with all the others'
         self.steps = 0
         self._lock = threading.Lock()
         self._by_worker = [{"steps": 0, "collects": 0, "busy_seconds": 0.0} for _ in self.workers]
@@ -84,8 +87,16 @@ class AsyncDataCollector:
         self._steps_before = 0
 
     def vector_steps(self, worker: int) -> int:
-        """Steps of its environments that a worker's next collect takes."""
+        """Steps of its environments that a worker's collect takes."""
         return -(-self.collection_batch_size // self.shares[worker])
+
+    def _next_steps(self, worker: int) -> int:
+        """The same for its next collect: `staggered`, the first ones differ in length, from short to whole."""
+        steps = self.vector_steps(worker)
+        if self._in_step[worker]:
+            self._in_step[worker] = False
+            return -(-steps * (worker + 1) // len(self.workers))
+        return steps
 
     def ready(self) -> tuple[int, int]:
         """Wait until every worker is made; sizes of observation and action."""
@@ -99,7 +110,7 @@ class AsyncDataCollector:
         worker, number = self.workers[context.worker], self.streams[context.worker]
         self.streams[context.worker] = number + 1
         random = self.steps < self.random_steps
-        order = CollectOrder(context.snapshot.version, number, self.vector_steps(context.worker), random)
+        order = CollectOrder(context.snapshot.version, number, self._next_steps(context.worker), random)
         begun = time.monotonic()
         batch: Parcel = worker.call("collect", order, context.snapshot.state, stop=context.stop)
         self._count(context.worker, batch.meta, time.monotonic() - begun)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,12 +69,19 @@ class BatchedMLP:
         copy_into(self.named(), weights)
 
 
+def tensor_of(value: Any) -> Tensor:
+    """The value as a tensor, to be copied from; of an array that cannot be written to a copy, because torch warns of those."""
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()
+    return torch.as_tensor(value)
+
+
 def copy_into(own: Mapping[str, Tensor], given: Mapping[str, Any]) -> None:
     """Copy each given array into the tensor of its name; a missing name or another shape raises ConfigError."""
     if set(given) != set(own):
         raise ConfigError(f"the weights are named {sorted(given)}; they must be {sorted(own)}.")
     for name, tensor in own.items():
-        value = torch.as_tensor(given[name])
+        value = tensor_of(given[name])
         if value.shape != tensor.shape:
             raise ConfigError(f"{name} has the shape {tuple(value.shape)}; it must be {tuple(tensor.shape)}.")
         tensor.copy_(value)

@@ -334,6 +334,11 @@ def _belongs_elsewhere(name: str, trainer: str) -> str:
     )
 
 
+def queue_batches(options: EasyDict) -> int:
+    """Batches that the continuous trainer's queue holds: `max_queue_size` transitions, to the nearest batch."""
+    return max(1, round(options.max_queue_size / options.collection_batch_size))
+
+
 def device_of(options: EasyDict) -> str:
     """The learner's device; 'auto' is cuda where there is one."""
     if options.device == "auto":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.mbpo.actor import LOG_STD_HIGH, LOG_STD_LOW
-from zoo.mbpo.networks import copy_into, generator_of
+from zoo.mbpo.networks import copy_into, generator_of, tensor_of
 from zoo.mbpo.tensor_envs import TensorEnvs
 from zoo.mbpo.transitions import Transitions
 
@@ -19,9 +19,7 @@ class TensorActor:
     """The network of `actor.NumpyActor`, by the same names, on one device."""
 
     def __init__(self, weights: Mapping[str, Any], device: torch.device) -> None:
-        self._weights = {
-            name: torch.as_tensor(value).to(device, torch.float32, copy=True) for name, value in weights.items()
-        }
+        self._weights = {name: tensor_of(value).to(device, torch.float32, copy=True) for name, value in weights.items()}
         names = [f"layer{index}" for index in range(len(self._weights) // 2)]
         self._layers = [(self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]) for name in names]
 

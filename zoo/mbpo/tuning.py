@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lzero_async.tuning import BatchSizeTuner, CollectorTuner, QueueSizeTuner
 from lzero_async.types import Batch
 from lzero_async.utilisation import Utilisation
+from zoo.mbpo.options import queue_batches
 
 if TYPE_CHECKING:
     from zoo.mbpo.async_trainer import AsyncTrainer
@@ -26,7 +27,7 @@ class Tuning:
     """Asks the controllers after every train, and makes their changes. Those that are not wanted are not there."""
 
     def __init__(self, options: Any) -> None:
-        batches, size = options.max_queue_size // options.collection_batch_size, options.collection_batch_size
+        batches, size = queue_batches(options), options.collection_batch_size
         cores = os.cpu_count() or 1
         low, high = min(QUEUE_RANGE[0], batches), max(QUEUE_RANGE[1], batches)
         self._tuners: dict[str, Any] = {}
