@@ -56,8 +56,8 @@ class SAC:
         with torch.no_grad():
             self.actor.parameters[-1][action_size:] = WIDE_AT_FIRST
         sizes = [obs_size + action_size, *hidden, 1]
-        self.critic = BatchedMLP(sizes, 2, torch.relu_, self._generator)
-        self.target = BatchedMLP(sizes, 2, torch.relu_, self._generator)
+        self.critic = BatchedMLP(sizes, 2, _normed_relu, self._generator)
+        self.target = BatchedMLP(sizes, 2, _normed_relu, self._generator)
         self.target.flat.copy_(self.critic.flat)
         self.log_temperature = torch.zeros(1, device=device)
         self._critic_optimizer = torch.optim.Adam([self.critic.flat], lr=learning_rate, fused=True)
@@ -156,3 +156,11 @@ class SAC:
         load_optimizer_state(self._actor_optimizer, state["actor_optimizer"])
         load_generator_state(self._generator, state["generator"])
         self.updates = int(state["updates"])
+
+
+def _normed_relu(value: Tensor) -> Tensor:
+    """The critics' activation: normed layers keep values bounded where there are no data.
+
+    Without that the policy is drawn to such places between two collects, and is lost again when data are few or stale.
+    """
+    return torch.relu_(torch.layer_norm(value, value.shape[-1:]))
