@@ -476,8 +476,8 @@ def test_a_slow_learner_drops_the_oldest_batches_and_every_one_is_counted(
         trainer.close()
     assert statistics["coordinator"]["dropped"] >= 2 * 6
     assert statistics["coordinator"]["queue_capacity"] == 2
-    assert statistics["counters"]["real_data"] == SMALL["max_steps"]
-    assert statistics["collectors"]["steps"] >= SMALL["max_steps"] + 2 * 6 * BATCH_STEPS
+    assert 0 <= statistics["counters"]["real_data"] - SMALL["max_steps"] < BATCH_STEPS
+    assert statistics["collectors"]["steps"] > SMALL["max_steps"] + 2 * 5 * BATCH_STEPS
     rows = assert_every_train_is_recorded_once(tmp_path)
     assert all(row["learner/staleness"] >= 0 for row in rows if not row["replay"])
     assert statistics["utilisation"]["queue"] >= 0.4  # of two places, one is taken when a train starts
