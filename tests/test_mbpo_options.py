@@ -444,3 +444,16 @@ def test_the_defaults_of_the_start_scripts_are_those_of_their_trainer(script: st
     words = subprocess.run([FOLDER / script, "--seed", "3"], env=changed, capture_output=True, text=True).stdout.split()
     options = read(*words)
     assert (options.num_envs, options.env, options.seed) == (8, "Other-v0", 3)
+
+
+@pytest.mark.parametrize("word", ["-200", "-1e3", "-.5", "-2.5E+2"])
+def test_a_negative_number_is_a_value_and_not_a_flag(word: str) -> None:
+    flags = parse_arguments(["--target-return", word, "--num_envs", "8"])
+    assert changes_of(flags) == {"target_return": float(word), "num_envs": 8}
+
+
+def test_a_function_that_cannot_be_called_so_is_one_sentence() -> None:
+    from zoo.mbpo.collecting import tensor_envs
+
+    with pytest.raises(ConfigError, match="cannot be called with num_envs, gravity"):
+        tensor_envs("zoo.mbpo.tensor_pendulum:TensorPendulum", {"num_envs": 2, "gravity": 9.81})

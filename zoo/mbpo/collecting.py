@@ -10,6 +10,7 @@ import importlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -276,7 +277,14 @@ def tensor_envs(factory: str, factory_args: Mapping[str, Any] | None) -> Any:
         make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"factory is {factory!r}, which cannot be imported: {error}.") from error
-    return TensorEnvs(make(**dict(factory_args or {})))
+    arguments = dict(factory_args or {})
+    try:
+        signature(make).bind(**arguments)
+    except ValueError:  # what it takes cannot be known beforehand
+        pass
+    except TypeError as error:
+        raise ConfigError(f"{factory} cannot be called with {', '.join(arguments)}: {error}.") from error
+    return TensorEnvs(make(**arguments))
 
 
 def tensor_collector(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ from zoo.mbpo.sources import GymSource
 
 ENDS = {"stop_fn": "max_steps", "max_collect": "max_steps", "eval_target": "target_return"}
 OTHER_FLAGS = ("preset", "resume", "headless", "task")  # that are no options
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -82,7 +84,12 @@ def parse_arguments(
     arguments: list[str] | None = None, parser: argparse.ArgumentParser | None = None
 ) -> argparse.Namespace:
     """The flags, hyphens turned into underscores."""
-    words = [_with_underscores(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    words: list[str] = []
+    for word in map(_with_underscores, sys.argv[1:] if arguments is None else arguments):
+        if NEGATIVE.fullmatch(word) and words and words[-1].startswith("--"):
+            words[-1] += f"={word}"  # argparse takes -1e3 for a flag
+        else:
+            words.append(word)
     flags, unknown = (parser or make_parser()).parse_known_args(words)
     if unknown:
         if unknown[0].startswith("--"):
@@ -142,7 +149,7 @@ def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] | None
     if options.device != "auto":
         device_of(options)
     source = (make_source or GymSource)(options)
-    folder = free_folder(options.exp_name, saved)
+    folder = free_folder(options.exp_name, saved, ("wandb-id",))
     with logging_to(folder, "zoo.mbpo"):
         say_folder(folder, options.exp_name, saved)
         return _train(options, folder, saved, state, source)

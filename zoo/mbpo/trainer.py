@@ -215,12 +215,12 @@ class Trainer:
         )  # fmt: skip
 
     def _look_at_queue(self) -> None:
+        """How full the queue was when the batch of this train was taken, that batch included."""
         gate = self.coordinator.shell.gate
         room = gate.capacity or gate.degree
         if room:
             self._queue_seen += 1
-            use = min(1.0, max(0, len(gate.waiting) - 1) / room)
-            self.queue_use += (use - self.queue_use) / self._queue_seen
+            self.queue_use += (min(1.0, len(gate.waiting) / room) - self.queue_use) / self._queue_seen
 
     def _record(self, batch: Batch, done: Mapping[str, Any], version: int) -> None:
         skipped = {"weights", *COUNTERS}
