@@ -17,7 +17,7 @@ SMALLEST_STD = 1e-3
 
 
 class Critic:
-    """Values of observations. `mean` and `std` follow the returns; the last layer is corrected, so that values stay."""
+    """Values of observations. `mean` and `std` follow the returns; the last layer is corrected for that."""
 
     def __init__(self, sizes: Sequence[int], generator: torch.Generator) -> None:
         self.network = BatchedMLP([*sizes, 1], 0, torch.tanh_, generator)
@@ -39,16 +39,20 @@ class Critic:
 
     @torch.no_grad()
     def follow(self, returns: np.ndarray) -> None:
-        """Move `mean` and `std` toward those of `returns`; the values of all observations stay what they are."""
+        """Move `mean` and `std` toward those of `returns`; the values of all observations stay what they are.
+
+        Only the first time they move along: an untrained critic then starts at the mean instead of far from all returns.
+        """
         self._batches += 1
         share = max(1.0 / self._batches, SLOWEST)
         mean = self.mean + share * (float(returns.mean()) - self.mean)
         self._square += share * (float(np.square(returns).mean()) - self._square)
         std = max(math.sqrt(max(self._square - mean * mean, 0.0)), SMALLEST_STD)
-        weight, bias = self.network.parameters[-2:]
-        weight *= self.std / std
-        bias *= self.std / std
-        bias += (self.mean - mean) / std
+        if self._batches > 1:
+            weight, bias = self.network.parameters[-2:]
+            weight *= self.std / std
+            bias *= self.std / std
+            bias += (self.mean - mean) / std
         self.mean, self.std = mean, std
 
     def state_dict(self) -> dict[str, Any]:
