@@ -138,6 +138,19 @@ def test_actions_come_as_often_as_their_probability_says():
     assert {never.act(obs, rng) for _ in range(100)} == {(1, 0.0)}
 
 
+class Zero:
+    """A generator that draws its smallest number."""
+
+    def random(self, size: int | None = None) -> Any:
+        return 0.0 if size is None else np.zeros(size)
+
+
+def test_an_action_of_probability_zero_is_not_drawn_by_the_smallest_random_number():
+    policy = NumpyPolicy({"layer0.weight": np.zeros((1, 3)), "layer0.bias": np.array([-1e9, 0.0, 0.0])})
+    assert policy.act(np.zeros(1), Zero())[0] == 1  # type: ignore[arg-type]
+    assert policy.act(np.zeros((2, 1)), Zero())[0].tolist() == [1, 1]  # type: ignore[arg-type]
+
+
 def test_gaussian_actions_have_their_mean_and_spread():
     weights = {"layer0.weight": np.zeros((1, 2)), "layer0.bias": np.array([1.0, -3.0]), "log_std": np.log([0.5, 2.0])}
     policy = NumpyPolicy(weights)
@@ -292,6 +305,14 @@ def test_an_update_makes_rewarded_actions_more_likely(which: Spaces):
     assert found["value_loss"] < 10.0
 
 
+@pytest.mark.parametrize("which", [DISCRETE, BOX])
+def test_entropy_grows_when_it_weighs_more_than_the_rewards(which: Spaces):
+    agent = agent_of(which, entropy_weight=10.0, epochs=5)
+    still = [episode._replace(reward=np.zeros_like(episode.reward)) for episode in episodes_of(agent, (1,) * 64)]
+    entropies = [agent.update(still)["entropy"] for _ in range(4)]
+    assert entropies == sorted(entropies) and entropies[-1] > entropies[0] + 0.005
+
+
 def test_updates_can_be_decayed_and_ended_by_the_distance():
     still = agent_of(DISCRETE)
     before = still.weights()
@@ -409,6 +430,15 @@ def test_gymnasium_ids_are_described_and_played():
     kept = first.copy()
     env.step(np.array([0.5], np.float32))
     assert np.array_equal(first, kept) and np.array_equal(env.reset(seed=0)[0], kept)
+
+
+def test_an_observation_is_kept_when_the_environment_writes_into_its_own():
+    inner, shared = odd(observation_space=spaces.Box(0, 9, (2,))), np.zeros(2, np.float32)
+    inner.reset = lambda seed=None: (shared, {})  # type: ignore[method-assign]
+    env = FlatEnv(inner, "odd")
+    first = env.reset()[0]
+    shared += 1
+    assert first.tolist() == [0, 0] and env.reset()[0].tolist() == [1, 1]
 
 
 def test_actions_are_scaled_where_both_bounds_are_finite_and_clipped_to_them():
