@@ -11,9 +11,9 @@ class LearnerOptions:
 
     hidden_size: int = 64  # width of actor and critics
     hidden_layers: int = 2  # hidden layers of actor and critics
-    learning_rate: float = 1e-3  # of actor, critics and temperature
+    learning_rate: float = 3e-3  # of actor, critics and temperature
     discount: float = 0.99  # per step
-    tau: float = 0.005  # share by which the target critics follow at each update
+    tau: float = 0.02  # share by which the target critics follow at each update
     batch_size: int = 256  # rows of an agent update
     real_ratio: float = 0.1  # share of real rows in a batch; 1 is real data only
     real_buffer_size: int = 100_000  # transitions
