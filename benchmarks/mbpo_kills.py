@@ -92,7 +92,7 @@ class _Measuring(threading.Thread):
     """Kills collectors while the run goes on, and ends the run."""
 
     def __init__(self, trainer: Any) -> None:
-        super().__init__(name="measuring")
+        super().__init__(name="measuring", daemon=True)
         self.trainer = trainer
         self.times: list[float] = []
         self.kills: list[Kill] = []

@@ -18,10 +18,11 @@ from benchmarks._mbpo_runs import FOLDER, Run, Steady, TooFewTrains, lengths, li
 from benchmarks.harness import Bar
 
 # A batch of sync and batch (8 steps of 64 environments) is about a second of learning; the four collectors of continuous, with 16
-# environments each, make the same 8 steps a collect, and all four together as many transitions.
+# environments each, make the same 8 steps a collect, and all four together as many transitions. Updates of 128 rows gain nothing
+# from a second torch thread, so that learning takes equally long in each trainer.
 WORK = {
-    "num_envs": 64, "updates_per_step": 0.5, "dynamics_updates_per_step": 0.05, "rollouts_per_step": 1.0, "max_steps": 0,
-    "eval_every": 0, "checkpoint_every": 0, "wandb": "off", "device": "cpu", "seed": 0,
+    "num_envs": 64, "batch_size": 128, "updates_per_step": 1.0, "dynamics_updates_per_step": 0.05, "rollouts_per_step": 1.0,
+    "max_steps": 0, "eval_every": 0, "checkpoint_every": 0, "wandb": "off", "device": "cpu", "seed": 0,
 }  # fmt: skip
 SYNC = {"trainer": "sync", "num_steps_per_env": 8}
 BATCH = {"trainer": "batch", "num_steps_per_env": 8, "batch_queue_size": 10}

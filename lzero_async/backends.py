@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from lzero_async.calls import CallStop, interrupted, listen, pack_error, stopped, unpack_error
 from lzero_async.clock import RealClock
 from lzero_async.config import one_of
-from lzero_async.errors import Stopped, WorkerDied
+from lzero_async.errors import ConfigError, Stopped, WorkerDied
 from lzero_async.parcels import Parcel
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
@@ -120,8 +120,8 @@ def ask_again(
             return worker.call(method, *args, stop=stop)
         except Exception as error:
             pause = restart_backoff * 2**attempt
-            if isinstance(error, Stopped) or attempt == max_restarts:
-                raise
+            if isinstance(error, (Stopped, ConfigError)) or attempt == max_restarts:
+                raise  # what cannot be used does not become usable
             # What is due at a run's own end is finished.
             if (stop.wait(pause) and interrupted(stop)) or given_up():
                 raise stopped(stop) from error

@@ -392,7 +392,7 @@ class Gate:
         dropped: list[Ticket] = []
         while self.capacity is not None and len(self.waiting) - self._taken() > self.capacity:
             line = list(self.waiting)[self._taken() :]
-            dropped += self._drop([min(line, key=lambda ticket: (self._priority(ticket), ticket.id))])
+            dropped += self._drop([min(line, key=self._priority)])  # of equals the first, which has waited longest
         return dropped
 
     def _drop(self, tickets: list[Ticket]) -> list[Ticket]:

@@ -81,6 +81,7 @@ class AsyncTrainer(Trainer):
         self._reports: dict[str, dict[str, Any]] = {"dynamics": {}, "rollouts": {}}
         self._restored = {"dynamics": 0, "rollouts": 0}  # the agent's real data that a role got when it was restarted
         self._dynamics_state: Parcel | None = None  # as it was saved last
+        self._blank: set[str] = set()  # roles that were restarted and know nothing yet
         self._last_steps = 0
         self.tuning = Tuning(self.options)
 
@@ -98,7 +99,9 @@ class AsyncTrainer(Trainer):
         for queue in (self._to_dynamics, self._to_rollouts):
             _offer(queue, work)
         now = self.coordinator.shell.gate.version
-        report: dict[str, Any] = self.learner.call("train", batch.version, now, data, model, self._dynamics_version())
+        report: dict[str, Any] = self.learner.call(
+            "train", batch.version, now, data, self._last_steps, model, self._dynamics_version()
+        )
         self.tuning.trained(self, batch)
         return {**report, **self._model_counters()}
 
@@ -125,11 +128,8 @@ class AsyncTrainer(Trainer):
     def _fit(self, context: BackgroundContext) -> None:
         """One pass of the dynamics: whatever came since the last one."""
         work = _take_all(self._to_dynamics, context)
-        if not self.dynamics.alive:
-            self._bring_back(self.dynamics)
         start = self.coordinator.clock.now()
-        steps, batches = _sum(work, self._restored["dynamics"])
-        report = self.dynamics.call("fit", steps, batches)
+        report = self._ask(self.dynamics, "fit", work)
         seconds = report.pop("seconds")
         if (weights := report.pop("weights")) is not None:
             self.dynamics_weights.publish(weights, report["dynamics_version"])
@@ -139,14 +139,11 @@ class AsyncTrainer(Trainer):
     def _roll(self, context: BackgroundContext) -> None:
         """One pass of the rollouts, with the newest policy and dynamics."""
         work = _take_all(self._to_rollouts, context)
-        if not self.rollouts.alive:
-            self._bring_back(self.rollouts)
         start = self.coordinator.clock.now()
-        steps, batches = _sum(work, self._restored["rollouts"])
         policy, dynamics = self.coordinator.weights.latest(), self.dynamics_weights.latest()
         assert policy is not None
         newest = (0, None) if dynamics is None else (dynamics.version, dynamics.state)
-        rows: Parcel | None = self.rollouts.call("roll", steps, batches, (policy.version, policy.state), newest)
+        rows: Parcel | None = self._ask(self.rollouts, "roll", work, (policy.version, policy.state), newest)
         if rows is None:
             return
         self.model_queue.put(rows)
@@ -159,8 +156,23 @@ class AsyncTrainer(Trainer):
         self.coordinator.trace_span(role, "fit" if role == "dynamics" else "roll", start, self.coordinator.clock.now(),
                                     version=version)  # fmt: skip
 
+    def _ask(self, worker: Worker, method: str, work: list[Work], *arguments: Any) -> Any:
+        """Call a role with what came since its last pass. One that has died is brought back first; one that raises is
+        ended, since nobody knows what state it is in."""
+        if not worker.alive:
+            self._bring_back(worker)
+        batches = [
+            item.batch for item in work if item.batch is not None and item.real_data > self._restored[worker.name]
+        ]
+        try:
+            return worker.call(method, [item.steps for item in work], batches, *arguments)
+        except Exception:
+            worker.kill()
+            raise
+
     def _bring_back(self, worker: Worker) -> None:
         """Restart a role that died, with what the others know of its state."""
+        self._blank.add(worker.name)
         worker.restart()
         self._locate()
         try:
@@ -173,6 +185,7 @@ class AsyncTrainer(Trainer):
             worker.kill()  # it knows nothing yet, so it must not be taken for one that does
             raise
         self._restored[worker.name] = rows.meta["real_data"]
+        self._blank.discard(worker.name)
 
     def _restore_dynamics(self, rows: Parcel) -> None:
         latest = self.dynamics_weights.latest()
@@ -196,9 +209,12 @@ class AsyncTrainer(Trainer):
 
     def _other_state(self) -> Parcel | None:
         try:
-            self._dynamics_state = self.dynamics.call("state")
+            state = self.dynamics.call("state")
         except WorkerError as error:
             log.warning("the checkpoint has the dynamics of the one before, because they just died: %r", error)
+            return self._dynamics_state
+        if "dynamics" not in self._blank:  # else it was asked between its restart and its restoring
+            self._dynamics_state = state
         return self._dynamics_state
 
     def _load_others(self, path: Path) -> None:
@@ -242,9 +258,3 @@ def _offer(queue: BoundedQueue[Work], work: Work) -> None:
         queue.put(work)
     except QueueClosed:  # the run is stopping; a resumed one finds the batch among the agent's real data
         return
-
-
-def _sum(work: list[Work], known: int) -> tuple[int, list[Parcel]]:
-    """Transitions to work for, and the new ones, without what a restarted role was given with the rest."""
-    batches = [item.batch for item in work if item.batch is not None and item.real_data > known]
-    return sum(item.steps for item in work), batches

@@ -17,7 +17,7 @@ import numpy as np
 
 from lzero_async.calls import interrupted, stopped
 from lzero_async.config import whole_number
-from lzero_async.errors import ConfigError, LzeroAsyncError, Stopped
+from lzero_async.errors import ConfigError, Stopped
 from lzero_async.parcels import Parcel
 from lzero_async.types import StopSignal
 from zoo.mbpo.envs import GymEnvs, VectorEnvs, shares
@@ -227,7 +227,7 @@ class EvaluatorRole(_PlayingRole):
             self._told(len(left))
             if len(returns) == episodes:
                 return returns, lengths
-        raise LzeroAsyncError(
+        raise ConfigError(
             f"An evaluation did not end within {MAX_EVAL_STEPS} steps an episode; give the environment a time limit, for "
             "example with env_args max_episode_steps."
         )

@@ -36,6 +36,7 @@ class CollectorStatistics(NamedTuple):
     mean_return: float | None  # of the last 100 episodes
     steps_per_second: float
     busy: float  # share of the collectors' time spent collecting
+    left_out: int  # transitions that an environment lost because it kept no last observation
     restarts: int
     alive: int
     by_worker: tuple[dict[str, float], ...]
@@ -82,7 +83,7 @@ class AsyncDataCollector:
         self._lock = threading.Lock()
         self._by_worker = [{"steps": 0, "collects": 0, "busy_seconds": 0.0} for _ in self.workers]
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
-        self._episodes = 0
+        self._episodes = self._left_out = 0
         self._began = time.monotonic()
         self._steps_before = 0
 
@@ -125,6 +126,7 @@ class AsyncDataCollector:
             self.steps += meta["steps"]
             self._returns.extend(meta["returns"])
             self._episodes += len(meta["returns"])
+            self._left_out += meta["left_out"]
 
     def restarted(self, worker: int, error: Exception) -> None:
         """A collect failed: whatever state its role is in, the next one starts from a new one."""
@@ -150,6 +152,7 @@ class AsyncDataCollector:
                 mean_return=float(np.mean(self._returns)) if self._returns else None,
                 steps_per_second=(self.steps - self._steps_before) / seconds,
                 busy=sum(counts["busy_seconds"] for counts in self._by_worker) / (seconds * len(self.workers)),
+                left_out=self._left_out,
                 restarts=sum(worker.restarts for worker in self.workers),
                 alive=sum(worker.alive for worker in self.workers),
                 by_worker=own,

@@ -23,9 +23,10 @@ from zoo.mbpo.networks import generator_of
 from zoo.mbpo.pace import Owed
 from zoo.mbpo.saving import KIND, load_whole
 from zoo.mbpo.tensor_playing import TensorActor
-from zoo.mbpo.transitions import Transitions
+from zoo.mbpo.transitions import Transitions, concatenate
 
-MAX_FIT_UPDATES = 500  # of one pass of the dynamics role; a slow one forgets the rest of what it owes
+MAX_FIT_UPDATES = 500  # of one pass of the dynamics role, or what one batch owes; one that is behind forgets the rest
+MIN_FIT_ROWS = 2  # the first row is held out
 ROLL_SEED = 7_919
 
 
@@ -38,8 +39,6 @@ class _AgentRole:
         _limit_threads(options)
         self._options = options
         self._updates = Owed(options.updates_per_step)
-        self._emit = emit
-        self._steps = 0  # transitions of the last batch, for trains without one
         self._waiting: list[dict[str, Any]] = []  # of a loaded checkpoint
         self._broken = ""
 
@@ -54,10 +53,14 @@ class _AgentRole:
             live=True,
         )
 
+    def _can_draw(self) -> bool:
+        """Whether there is a batch to draw; updates are owed until then."""
+        return self.learner.real.count >= min(self._options.batch_size, self.learner.real.capacity)
+
     def _train_agent(self, version: int, dynamics_version: int) -> dict[str, Any]:
         learner = self.learner
-        if learner.real.count < min(self._options.batch_size, learner.real.capacity):
-            return {"updates": 0}  # owed until there is a batch to draw
+        if not self._can_draw():
+            return {"updates": 0}
         updates = self._updates.take()
         return {"updates": updates, **learner.train_agent(updates, version, dynamics_version)}
 
@@ -106,10 +109,9 @@ class _AgentRole:
         for buffer, size in (("real", self._options.real_buffer_size), ("model", self._options.model_buffer_size)):
             _resize(getattr(self.learner, buffer), size)
         self._updates.left = float(state["owed"]["updates"])
-        self._steps = int(state["owed"]["steps"])
 
     def _owed_state(self) -> dict[str, Any]:
-        return {"updates": self._updates.left, "steps": self._steps}
+        return {"updates": self._updates.left}
 
     def waiting(self, place: int) -> Parcel:
         """The batch that waited at this place of the line."""
@@ -134,12 +136,11 @@ class LearnerRole(_AgentRole):
         try:
             transitions: Transitions = parcel.open()
             self.learner.take(transitions, made_by)
-            self._steps = transitions.count
             for owed in (self._updates, self._fits, self._rolls):
                 owed.add(transitions.count)
             report: dict[str, Any] = {}
             seconds = {"take": time.monotonic() - start}
-            if fits := self._fits.take():
+            if self.learner.real.count >= MIN_FIT_ROWS and (fits := self._fits.take()):
                 report |= self.learner.train_dynamics(fits)
             seconds["dynamics"] = time.monotonic() - start - sum(seconds.values())
             self.learner.roll(self._rolls.take())
@@ -182,18 +183,24 @@ class AgentRole(_AgentRole):
         self.learner = AgentLearner(options, *sizes)
 
     def train(
-        self, made_by: int, version: int, parcel: Parcel | None, model: Sequence[Parcel], dynamics_version: int
+        self,
+        made_by: int,
+        version: int,
+        parcel: Parcel | None,
+        steps: int,
+        model: Sequence[Parcel],
+        dynamics_version: int,
     ) -> dict[str, Any]:
-        """Store what came, and make the updates owed for it; without a batch, those of the last one again."""
+        """Store what came, and make the updates owed for `steps` transitions: those of the batch, or, without one, of the
+        last. Without one nothing is owed before there is a batch to draw."""
         start = time.monotonic()
         try:
             if parcel is not None:
-                transitions: Transitions = parcel.open()
-                self._steps = transitions.count
-                self.learner.take(transitions, made_by)
+                self.learner.take(parcel.open(), made_by)
             for rows in model:
                 self.learner.take_model(rows.open(), rows.meta["dynamics_version"])
-            self._updates.add(self._steps)
+            if parcel is not None or self._can_draw():
+                self._updates.add(steps)
             report = self._train_agent(version, dynamics_version)
         except BaseException as error:
             self._broken = repr(error)
@@ -219,15 +226,16 @@ class DynamicsRole:
         """Answered once the role is made: the counters so far."""
         return {"dynamics_updates": self._dynamics.updates, "dynamics_version": self._dynamics.version}
 
-    def fit(self, steps: int, batches: Sequence[Parcel]) -> dict[str, Any]:
-        """Store the batches and make the updates owed for `steps` transitions; the report has the `weights` after that."""
+    def fit(self, steps: Sequence[int], batches: Sequence[Parcel]) -> dict[str, Any]:
+        """Store the batches and make the updates owed for the `steps` transitions of each train since the last pass; the
+        report has the `weights` after that."""
         start = time.monotonic()
         for batch in batches:
             self._real.add(batch.open(), batch.meta["version"])
-        self._owed.add(steps)
+        self._owed.add(sum(steps))
         report: dict[str, Any] = {}
-        if self._real.count:
-            updates = self._owed.take(MAX_FIT_UPDATES)
+        if self._real.count >= MIN_FIT_ROWS:
+            updates = self._owed.take(_most(MAX_FIT_UPDATES, self._owed, steps))
             if updates:
                 report = self._dynamics.fit(self._real, updates, self._options.dynamics_batch_size)
         return {
@@ -244,9 +252,7 @@ class DynamicsRole:
         if weights is not None:
             self._dynamics.load_weights(weights.open())
         self._dynamics.version, self._dynamics.updates = version, updates
-        transitions = rows.open()
-        if transitions.count:
-            self._real.add(transitions, 0)
+        _refill(self._real, rows)
 
     def state(self) -> Parcel:
         """What a checkpoint keeps of it besides the real data."""
@@ -264,7 +270,10 @@ class DynamicsRole:
             if other is not None:
                 self._dynamics.load_state_dict(other["dynamics"])
                 self._owed.left = float(other["owed"])
-        return {**self.ready(), "weights": Parcel(self._dynamics.weights()) if self._dynamics.version else None}
+        return {
+            **self.ready(),
+            "weights": Parcel(self._dynamics.weights(), live=True) if self._dynamics.version else None,
+        }
 
 
 class RolloutRole:
@@ -286,28 +295,39 @@ class RolloutRole:
         return {}
 
     def roll(
-        self, steps: int, batches: Sequence[Parcel], policy: tuple[int, Parcel], dynamics: tuple[int, Parcel | None]
+        self,
+        steps: Sequence[int],
+        batches: Sequence[Parcel],
+        policy: tuple[int, Parcel],
+        dynamics: tuple[int, Parcel | None],
     ) -> Parcel | None:
-        """Store the batches, and make the rollouts owed for `steps` transitions with these versions of policy and dynamics.
+        """Store the batches, and make the rollouts owed for the `steps` transitions of each train since the last pass, with
+        these versions of policy and dynamics.
 
-        None while there is no dynamics yet. Of more than rollout_batch_size the rest is forgotten.
+        None while there is no dynamics yet. One that is behind makes what one train owes, or rollout_batch_size if that is
+        more, and forgets the rest.
         """
         start = time.monotonic()
         for batch in batches:
             self._real.add(batch.open(), batch.meta["version"])
-        self._owed.add(steps)
-        if (
-            dynamics[1] is None
-            or not self._real.count
-            or not (count := self._owed.take(self._options.rollout_batch_size))
-        ):
+        self._owed.add(sum(steps))
+        if dynamics[1] is None or not self._real.count:
+            return None
+        size = self._options.rollout_batch_size
+        count = self._owed.take(_most(size, self._owed, steps))
+        if not count:
             return None
         self._load(policy, dynamics)
-        found = rollout(self._dynamics, self._act, self._real.sample_obs(count), self._options.rollout_length)
-        self.clamped += found.clamped
-        self.dropped += found.dropped
+        parts = []
+        for start in range(0, count, size):
+            starts = self._real.sample_obs(min(size, count - start))
+            found = rollout(self._dynamics, self._act, starts, self._options.rollout_length)
+            parts.append(found.transitions)
+            self.clamped += found.clamped
+            self.dropped += found.dropped
+        transitions = concatenate(parts)
         meta = {
-            "steps": found.transitions.count,
+            "steps": transitions.count,
             "policy_version": policy[0],
             "dynamics_version": dynamics[0],
             "model_clamped": self.clamped,
@@ -315,7 +335,7 @@ class RolloutRole:
             "rollouts_forgotten": self._owed.forgotten,
             "seconds": time.monotonic() - start,
         }
-        return Parcel(found.transitions, meta)
+        return Parcel(transitions, meta)
 
     def load(self, path: str) -> None:
         """Start from a checkpoint's real data."""
@@ -326,9 +346,7 @@ class RolloutRole:
 
     def restore(self, rows: Parcel) -> None:
         """Start from the agent's real data after a failure."""
-        transitions = rows.open()
-        if transitions.count:
-            self._real.add(transitions, 0)
+        _refill(self._real, rows)
 
     def _load(self, policy: tuple[int, Parcel], dynamics: tuple[int, Parcel | None]) -> None:
         """Take the weights whose version is new."""
@@ -363,6 +381,20 @@ class _fitting:  # noqa: N801  reads as a word: with _fitting(path)
             raise ConfigError(
                 f"The checkpoint {self._path} does not fit this run ({first}); resume from another one."
             ) from error
+
+
+def _most(usual: int, owed: Owed, steps: Sequence[int]) -> int:
+    """Units of work of one pass: the usual number, or all that one train owes."""
+    return max(usual, int(owed.per_step * max(steps, default=0)) + 1)
+
+
+def _refill(buffer: TransitionBuffer, rows: Parcel) -> None:
+    """Give an empty buffer the agent's real data, each transition with the serial number that it has there, by which the
+    dynamics know what they hold out."""
+    transitions = rows.open()
+    if transitions.count:
+        buffer.add(transitions, 0)
+        buffer.total_added = rows.meta["real_data"]
 
 
 def _resize(buffer: TransitionBuffer, size: int) -> None:

@@ -146,7 +146,10 @@ GROUPS: dict[str, dict[str, Option]] = {
     },
     "continuous": {
         "num_collectors": Option(4, _whole(1), "collectors, a process each; they share the environments", (CONTINUOUS,)),
-        "max_queue_size": Option(1_000, _whole(1), "real transitions that may wait in the queue", (CONTINUOUS,)),
+        "max_queue_size": Option(
+            1_000, _whole(1),
+            "real transitions that may wait in the queue; if collectors wait, at least one batch of each", (CONTINUOUS,),
+        ),
         "collection_batch_size": Option(256, _whole(1), "real transitions of one collect", (CONTINUOUS,)),
         "when_full": Option(
             "drop_oldest", _words("drop_oldest", "wait"),
@@ -260,7 +263,16 @@ def build_options(changes: Mapping[str, Any], *, preset: str = "", saved: Mappin
     for name in given:
         if trainer not in OPTIONS[name].trainers:
             raise ConfigError(_belongs_elsewhere(name, trainer))
-    return check_options({**values, **given})
+    options = check_options({**values, **given})
+    if (
+        trainer == CONTINUOUS
+        and {"max_queue_size", "off_policy_degree"} <= set(changes)
+        and options.when_full == "wait"
+    ):
+        raise ConfigError(
+            "max_queue_size and off_policy_degree both say how much may wait when collectors wait; give one of them."
+        )
+    return options
 
 
 def check_options(values: Mapping[str, Any]) -> EasyDict:

@@ -265,13 +265,7 @@ def _hint(coordinator: dict[str, Any]) -> str:
 
 
 def _shown(default: Any) -> str:
-    return (
-        json.dumps(default)
-        if isinstance(default, bool)
-        else f"{default:,}"
-        if isinstance(default, int)
-        else str(default)
-    )
+    return json.dumps(default) if isinstance(default, bool) else str(default)
 
 
 def _metavar(default: Any) -> str:

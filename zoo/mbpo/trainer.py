@@ -32,6 +32,7 @@ from zoo.mbpo.sources import EnvSource, GymSource
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 KEPT_VERSIONS: Final = 1_000
+KEPT_EVALUATIONS: Final = 10_000
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
 COUNTERS: Final = ("real_data", "model_data", "agent_updates", "dynamics_updates")
 SCALARS: Final = (
@@ -57,9 +58,10 @@ class Trainer:
         self.best: dict[str, Any] = {"return": None, "version": -1}
         self.history: list[dict[str, Any]] = []  # one row per evaluation
         self.queue_use = 0.0  # mean use of the queue, looked at when a train starts
+        self.queue_fill = 0  # batches in it at the last look
         self._queue_seen = 0
         self._fill: dict[str, float] = {}
-        self._steps_of: dict[int, tuple[int, int]] = {}  # trained and collected steps at the last versions
+        self._at: dict[int, dict[str, int]] = {}  # real_steps, collected_steps, agent_updates at the last versions
         self._busy: dict[str, float] = {}  # seconds that each role has worked
         self._rates: dict[str, float] = {}
         self._losses: dict[str, float] = {}
@@ -201,8 +203,8 @@ class Trainer:
         self._fill = {name: done[name] for name in ("real_buffer", "model_buffer")}
         self._busy["learner"] = self._busy.get("learner", 0.0) + done["seconds"]
         version = self.coordinator.shell.gate.version + 1
-        self._steps_of[version] = self.counters["real_data"], self.collectors.steps
-        self._steps_of.pop(version - KEPT_VERSIONS, None)
+        self._at[version] = self._now()
+        self._at.pop(version - KEPT_VERSIONS, None)
         self._rates["updates"] = done["updates"] / max(done["seconds"], 1e-9)
         self._losses |= {name: value for name, value in done.items() if name.endswith("loss") or name == "alpha"}
         try:
@@ -220,7 +222,8 @@ class Trainer:
         room = gate.capacity or gate.degree
         if room:
             self._queue_seen += 1
-            self.queue_use += (min(1.0, len(gate.waiting) / room) - self.queue_use) / self._queue_seen
+            self.queue_fill = min(room, len(gate.waiting))
+            self.queue_use += (self.queue_fill / room - self.queue_use) / self._queue_seen
 
     def _record(self, batch: Batch, done: Mapping[str, Any], version: int) -> None:
         skipped = {"weights", *COUNTERS}
@@ -251,13 +254,20 @@ class Trainer:
             max_restarts=self.options.max_restarts, restart_backoff=self.options.restart_backoff,
             given_up=lambda: self._closing, on_restart=self._evaluator_restarted,
         )  # fmt: skip
-        trained, collected = self._steps_of.get(version, (self.counters["real_data"], self.collectors.steps))
-        row |= {"real_steps": trained, "collected_steps": collected, "seconds_at": time.monotonic() - self._started}
-        row["agent_updates"] = self.counters["agent_updates"]
-        self.history.append(row)
+        row |= {**self._at.get(version, self._now()), "seconds_at": time.monotonic() - self._started}
+        del row["returns"]
+        self.history = [*self.history, row][-KEPT_EVALUATIONS:]
         names = ("mean_return", "min_return", "max_return", "mean_length")
-        self._records.scalars({f"evaluator/{name}": row[name] for name in names}, trained)
+        self._records.scalars({f"evaluator/{name}": row[name] for name in names}, row["real_steps"])
         return row
+
+    def _now(self) -> dict[str, int]:
+        """How far the run is."""
+        return {
+            "real_steps": self.counters["real_data"],
+            "collected_steps": self.collectors.steps,
+            "agent_updates": self.counters["agent_updates"],
+        }
 
     def _evaluator_restarted(self) -> None:
         self.coordinator.count_restart()
@@ -343,24 +353,28 @@ class Trainer:
         return f"[AsyncMBPO] step={self.counters['agent_updates']} {counts}"
 
     def _evaluated(self, result: EvalResult) -> None:
-        score = float(result.value)
-        trained, collected = self._steps_of.get(result.version, (0, 0))
+        score, at = float(result.value), self._at.get(result.version, self._now())
         self.progress.note(
-            f"evaluation at {collected:,} real steps ({trained:,} trained, version {result.version}): "
+            f"evaluation at {at['collected_steps']:,} real steps ({at['real_steps']:,} trained, version {result.version}): "
             f"mean return {score:.1f}, {result.seconds:.1f} s"
         )
+        assert result.snapshot is not None
+        self._keep_best(score, result.version, result.snapshot.state)
+
+    def _keep_best(self, score: float, version: int, weights: Parcel) -> None:
         if self.best["return"] is None or score > self.best["return"]:
-            self.best = {"return": score, "version": result.version}
-            assert result.snapshot is not None
+            self.best = {"return": score, "version": version}
             best = self.folder / "ckpt" / "best.safetensors"
-            self.learner.call("save_weights", str(best), self._description(), result.snapshot.state)
+            self.learner.call("save_weights", str(best), self._description(), weights)
 
     def final_evaluation(self) -> dict[str, Any] | None:
         """Evaluate the last weights once more; None without an evaluator."""
         if self.evaluator is None:
             return None
-        version = self.coordinator.shell.gate.version
-        return self._evaluate(version, self.learner.call("weights"), CallStop())
+        version, weights = self.coordinator.shell.gate.version, self.learner.call("weights")
+        row = self._evaluate(version, weights, CallStop())
+        self._keep_best(row["mean_return"], version, weights)
+        return row
 
     # -- numbers -------------------------------------------------------------------------------------------------------
 
@@ -381,7 +395,8 @@ class Trainer:
         wall = max(statistics["wall_time"], 1e-9)
         collectors = len(self.collectors.workers)
         shares = {"collectors": statistics["collect_total_time"] / wall / collectors}
-        return shares | {name: seconds / wall for name, seconds in self._busy.items()}
+        # Background roles may end their last pass after the last train, which ends the wall time.
+        return shares | {name: min(1.0, seconds / wall) for name, seconds in self._busy.items()}
 
     def statistics(self) -> dict[str, Any]:
         """Everything that a results file holds of the run."""
@@ -500,7 +515,7 @@ class Trainer:
         self._logged = self.counters["agent_updates"] // self.options.log_interval
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["real_data"])
-        self._steps_of[version] = self.counters["real_data"], self.collectors.steps
+        self._at[version] = self._now()
 
     def close(self) -> None:
         """End every role and whatever else runs, each of them whatever becomes of the others."""

@@ -38,6 +38,7 @@ class Tuning:
             self._tuners["collectors"] = CollectorTuner(first, 1, options.num_collectors, cores)
         if options.adaptive_batch:
             self._tuners["batch"] = BatchSizeTuner(size, max(1, size // BATCH_RANGE), size * BATCH_RANGE)
+        self._queue_size = options.max_queue_size
         self._changes: list[dict[str, Any]] = []
         self._utilisation = Utilisation(lambda: ())
         self._waited = 0.0
@@ -56,7 +57,7 @@ class Tuning:
         feed = fed / max(now - self._at, 1e-9)
         self._waited, self._dropped, self._at = statistics["train_wait_time"], statistics["dropped"], now
         capacity = statistics["queue_capacity"]
-        fill = max(0, statistics["collect_train_lag"] - (not batch.replay))
+        fill = trainer.queue_fill
         for name, tuner in self._tuners.items():
             if name == "queue":
                 change = tuner.after_train(fill)
@@ -82,6 +83,8 @@ class Tuning:
             trainer.coordinator.set_active_collectors(value)
         else:
             trainer.collectors.collection_batch_size = value
+            if "queue" not in self._tuners:  # as many transitions as before, in other batches
+                trainer.coordinator.set_queue_capacity(max(1, round(self._queue_size / value)))
 
     def _note(self, name: str, change: Any, train: int) -> None:
         log.info("train %d: %s is %d now: %s", train, name, change.value, change.reason)
