@@ -196,6 +196,20 @@ def test_a_full_queue_drops_its_oldest_batch_and_never_holds_a_collector_back() 
     assert gate.violations() == []
 
 
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+def test_the_oldest_batch_is_the_one_that_waited_longest_not_the_one_that_was_begun_first(order: str) -> None:
+    gate = queue(order=order)
+    slow = gate.start_collect().id
+    waited = []
+    for _ in range(2):
+        waited.append(gate.start_collect().id)
+        gate.commit(waited[-1], 3.0)
+    assert [t.id for t in gate.commit(slow, 3.0)] == waited[:1]
+    assert [t.id for t in gate.waiting] == [waited[1], slow]
+    assert [t.id for t in gate.set_capacity(1)] == waited[1:]
+    assert (gate.dropped, gate.violations()) == (2, [])
+
+
 def test_what_is_being_trained_is_not_in_the_queue_any_more() -> None:
     gate = queue(capacity=1)
     ids = []
@@ -234,6 +248,15 @@ def test_a_batch_whose_train_failed_keeps_its_turn_in_a_full_queue() -> None:
     assert gate.start_train().id == owed
     assert (len(gate.waiting), gate.dropped) == (2, 1)
     assert gate.violations() == []
+
+
+def test_a_batch_of_a_lower_priority_goes_before_one_that_waited_longer() -> None:
+    gate = queue(order="priority", num_collectors=3)
+    late, early, between = (gate.start_collect().id for _ in range(3))
+    gate.commit(early, 2.0)
+    gate.commit(between, 2.0)
+    assert [t.id for t in gate.commit(late, 1.0)] == [late]
+    assert [t.id for t in gate.waiting] == [early, between]
 
 
 def test_the_queue_changes_its_length_and_the_collectors_their_number() -> None:
