@@ -1,0 +1,164 @@
+"""Whole episodes without a barrier: rounds, what is started is what comes back, failures, dead workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel, make_backend
+from lzero_async.errors import LzeroAsyncError
+from zoo.episode_ppo.episode import unpack
+from zoo.episode_ppo.factories import FlatEnv
+from zoo.episode_ppo.parallel_env_async import AsyncEnvs
+from zoo.episode_ppo.pool import EpisodePool
+
+WEIGHTS = {"layer0.weight": np.zeros((1, 2), np.float32), "layer0.bias": np.zeros(2, np.float32)}
+gates: dict[str, threading.Event] = {}
+mended: set[int | None] = set()  # episodes that have failed once
+
+
+class Counting(gymnasium.Env):
+    """Episodes of a length that their seed decides; `slow` ones wait for a gate at every step."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, gate: str = "", dies: int = -1, for_good: bool = False) -> None:
+        self.gate, self.dies, self.for_good = gate, dies, for_good
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seed = seed
+        self.length = 1 + (seed or 0) % 20
+        self.slow = self.length > 15
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        if self.slow and self.gate:
+            gates[self.gate].wait()
+        if self.length == self.dies and (self.seed not in mended or self.for_good):
+            mended.add(self.seed)
+            raise RuntimeError("out of order")
+        self.steps += 1
+        return np.full(1, self.steps, np.float32), 1.0, self.steps >= self.length, False, {}
+
+
+def make(**settings: Any) -> FlatEnv:
+    return FlatEnv(Counting(**settings), "Counting")
+
+
+def players(worker: int, num_envs: int, settings: dict[str, Any], emit: Any) -> AsyncEnvs:
+    return AsyncEnvs(partial(make, **settings), num_envs, worker, 5, emit)
+
+
+def run(kind: str, shares: list[int], trained: list[Any], *, trains: int = 6, count: int = 10, degree: int = 2, **more):
+    """Rounds of episodes through a coordinator; `trained` gets the episodes of every train."""
+    hook, max_restarts, settings = more.pop("hook", None), more.pop("max_restarts", 3), more
+    backend = make_backend(kind)
+    workers = [
+        backend.start(f"envs {place}", partial(players, place, envs, settings)) for place, envs in enumerate(shares)
+    ]
+    pool = EpisodePool(workers, shares)
+
+    def collect(context: CollectContext) -> list[Parcel]:
+        return pool.play(context, count).parcels
+
+    def train(batch: Batch) -> None:
+        episodes = sorted((e for p in batch.data for e in unpack(p.open())), key=lambda e: e.number)
+        trained.append((batch, episodes))
+        if hook is not None:
+            hook(pool, workers, len(trained))
+
+    with AsyncTrainingCoordinator(
+        degree,
+        num_collectors=degree,
+        get_weights=lambda: Parcel(WEIGHTS),
+        on_failure="restart",
+        restart_backoff=0.01,
+        max_restarts=max_restarts,
+    ) as coordinator:
+        try:
+            result = coordinator.run(
+                collect, train, max_train=trains, print_statistics=False,
+                background={f"envs {place}": partial(pool.drive, place) for place in range(len(shares))},
+            )  # fmt: skip
+        finally:
+            for gate in gates.values():
+                gate.set()
+            backend.close()
+    return result, pool
+
+
+@pytest.mark.parametrize(("kind", "shares"), [("thread", [3]), ("thread", [4, 4]), ("process", [3, 2])])
+def test_what_is_trained_is_what_was_started(kind: str, shares: list[int]) -> None:
+    trained: list[Any] = []
+    result, pool = run(kind, shares, trained)
+    assert result.reason == "max_train"
+    assert sorted(e.number for _, episodes in trained for e in episodes) == list(range(60))
+    for batch, episodes in trained:
+        assert [e.number for e in episodes] == list(range(episodes[0].number, episodes[0].number + 10))
+        (version,) = {e.version for e in episodes}  # the ticket's, or newer by a hair
+        assert batch.version <= version <= batch.version + batch.staleness
+        assert batch.staleness <= 2
+    lengths = {e.number: e.length for _, episodes in trained for e in episodes}
+    seeds = {n: int(np.random.SeedSequence([5, 1, n]).generate_state(1)[0]) >> 1 for n in lengths}
+    assert lengths == {n: 1 + seed % 20 for n, seed in seeds.items()}  # whoever played them, and none left out
+    assert pool.failed == 0
+
+
+def test_a_slow_episode_holds_nobody_but_its_own_round() -> None:
+    gates["slow"] = threading.Event()
+    trained: list[Any] = []
+    ended: list[int] = []
+
+    class Watching(EpisodePool):
+        def _take(self, *arguments: Any) -> None:
+            super()._take(*arguments)
+            ended.append(self.ended)
+            if self.ended >= 12:  # more than one round's worth, while slow ones of the first round still play
+                gates["slow"].set()
+
+    original, module = EpisodePool, run.__globals__
+    module["EpisodePool"] = Watching
+    try:
+        run("thread", [8], trained, trains=3, gate="slow")
+    finally:
+        module["EpisodePool"] = original
+    assert len(trained) == 3
+    assert max(e.length for _, episodes in trained for e in episodes) > 15
+
+
+def test_an_environment_that_fails_is_made_anew_and_its_episode_played_again() -> None:
+    mended.clear()
+    trained: list[Any] = []
+    result, pool = run("thread", [4], trained, dies=7)
+    assert sorted(e.number for _, episodes in trained for e in episodes) == list(range(60))
+    assert pool.failed == len(mended) > 0
+    assert result.statistics["failed"] == 0
+
+
+def test_an_episode_that_always_fails_is_a_failed_collect_with_its_reason() -> None:
+    with pytest.raises(LzeroAsyncError, match=r"failed 4 times: RuntimeError\('out of order'\)"):
+        run("thread", [4], [], dies=7, for_good=True, max_restarts=0)
+
+
+def test_a_killed_worker_costs_no_episode() -> None:
+    trained: list[Any] = []
+    killed: list[int] = []
+
+    def kill(pool: EpisodePool, workers: list[Any], trains: int) -> None:
+        if trains == 2:
+            killed.append(workers[0].pid)
+            os.kill(workers[0].pid, signal.SIGKILL)
+
+    result, _ = run("process", [3, 3], trained, hook=kill)
+    assert len(killed) == 1
+    assert result.statistics["restarts"] >= 1
+    assert sorted(e.number for _, episodes in trained for e in episodes) == list(range(60))
