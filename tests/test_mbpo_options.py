@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,6 +155,28 @@ def test_every_option_is_explained() -> None:
     assert {name for name, option in OPTIONS.items() if not set(option.trainers) <= set(TRAINERS)} == set()
 
 
+def test_defaults_are_shown_as_they_may_be_given() -> None:
+    helps = {action.dest: action.help or "" for action in make_parser()._actions}
+    for name, option in OPTIONS.items():
+        if option.default not in (None, {}):
+            shown = re.search(r"\(default: ([^()]*)\)$", helps[name])
+            assert shown is not None, name
+            assert changes_of(parse_arguments([f"--{name}={shown[1]}"])) == {name: option.default}
+
+
+def test_how_much_may_wait_is_said_once_when_collectors_wait() -> None:
+    waiting = ("--trainer", "continuous", "--when_full", "wait")
+    assert read(*waiting, "--max_queue_size", "512").max_queue_size == 512
+    assert read(*waiting, "--off_policy_degree", "2").off_policy_degree == 2
+    dropping = read("--trainer", "continuous", "--max_queue_size", "512", "--off_policy_degree", "2")
+    assert (dropping.when_full, dropping.max_queue_size, dropping.off_policy_degree) == ("drop_oldest", 512, 2)
+    for saved in (read(*waiting, "--max_queue_size", "512"), read("--preset", "envs64", "--when_full", "wait")):
+        again = build_options({"off_policy_degree": 2}, saved=saved)
+        assert (again.max_queue_size, again.off_policy_degree) == (saved.max_queue_size, 2)
+        with pytest.raises(ConfigError, match="give one of them"):
+            build_options({"off_policy_degree": 2, "max_queue_size": 600}, saved=saved)
+
+
 # -- options of another trainer --------------------------------------------------------------------------------------------
 
 ELSEWHERE = [
@@ -260,6 +283,10 @@ BAD_VALUES = {
     "--trainer continuous --off_policy_degree -2": ["off_policy_degree is -2", "at least -1"],
     "--trainer continuous --when_full wait --adaptive_queue": ["adaptive_queue", "drop_oldest"],
     "--trainer continuous --when_full wait --queue_order newest": ["queue_order", "drop_oldest"],
+    "--trainer continuous --when_full wait --max_queue_size 1000 --off_policy_degree 2": [
+        "max_queue_size and off_policy_degree",
+        "give one of them",
+    ],
     "--trainer continuous --queue_order best": ["queue_order is 'best'", "fifo, newest, reward"],
     "--preset envs64 --trainer batch": ["envs64", "batch", "--trainer continuous"],
     "--numenvs 3": ["no option numenvs", "did you mean num_envs?"],
@@ -430,20 +457,60 @@ def test_the_start_scripts_start_their_trainer(script: str, options: list[str], 
     assert f'"trainer": "{"batch" if "v2" in script else "continuous"}"' in written
 
 
-@pytest.mark.parametrize("script", ["run_async_mbpo.sh", "run_async_mbpo_v2.sh"])
-def test_the_defaults_of_the_start_scripts_are_those_of_their_trainer(script: str, tmp_path: Path) -> None:
-    seen = tmp_path / "python"
-    seen.write_text('#!/bin/sh\nshift\nprintf "%s\\n" "$@"\n')
-    seen.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(seen)}
-    words = subprocess.run(
-        [FOLDER / script], env=environment, capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert read(*words) == read("--trainer", "batch" if "v2" in script else "continuous")
-    changed = {**environment, "NUM_ENVS": "8", "ENV": "Other-v0"}
-    words = subprocess.run([FOLDER / script, "--seed", "3"], env=changed, capture_output=True, text=True).stdout.split()
-    options = read(*words)
-    assert (options.num_envs, options.env, options.seed) == (8, "Other-v0", 3)
+SCRIPTS = {"run_async_mbpo.sh": "continuous", "run_async_mbpo_v2.sh": "batch"}
+
+
+@pytest.fixture
+def passed_on(tmp_path: Path) -> Callable[..., list[str]]:
+    """What a start script gives the training program, with these arguments and only these variables of its own set."""
+    python = tmp_path / "a python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+
+    def run(script: str, *arguments: str, **variables: str) -> list[str]:
+        environment = {"PATH": os.environ["PATH"], "PYTHON": str(python), **variables}
+        command = [str(FOLDER / script), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        program, *words = done.stdout.splitlines()
+        assert Path(program).resolve() == FOLDER / "train.py"
+        return words
+
+    return run
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_defaults_of_the_start_scripts_are_those_of_their_trainer(script: str, passed_on: Any) -> None:
+    assert passed_on(script) == ["--trainer", SCRIPTS[script]]
+    options = read(*passed_on(script, "--seed", "3", NUM_ENVS="8", ENV="Other-v0"))
+    assert options == read("--trainer", SCRIPTS[script], "--num_envs", "8", "--env", "Other-v0", "--seed", "3")
+    assert passed_on(script, NUM_ENVS="") == passed_on(script)
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("run_async_mbpo.sh", ["env", "num_envs", "num_collectors", "max_queue_size", "collection_batch_size"]),
+        ("run_async_mbpo_v2.sh", ["env", "num_envs", "num_steps_per_env", "batch_queue_size"]),
+    ],
+)
+def test_every_variable_of_a_start_script_is_one_option(script: str, names: list[str], passed_on: Any) -> None:
+    for name in names:
+        assert passed_on(script, **{name.upper(): "7 8"})[2:] == [f"--{name}", "7 8"]
+
+
+def test_a_start_script_does_not_overrule_a_preset_or_a_run_that_is_resumed(passed_on: Any) -> None:
+    words = passed_on("run_async_mbpo.sh", "--preset", "envs128")
+    assert read(*words) == read("--preset", "envs128")
+    for script, trainer in SCRIPTS.items():
+        words = passed_on(script, "--resume", "runs/x")
+        assert words == ["--trainer", trainer, "--resume", "runs/x"]
+        saved = build_options({"trainer": trainer, "num_envs": 8, "env": "Other-v0"})
+        assert build_options(changes_of(parse_arguments(words)), saved=saved) == saved
+
+
+def test_the_python_of_a_start_script_may_be_a_name_on_the_path(tmp_path: Path, passed_on: Any) -> None:
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    assert passed_on("run_async_mbpo.sh", PYTHON="a python", PATH=path) == ["--trainer", "continuous"]
 
 
 @pytest.mark.parametrize("word", ["-200", "-1e3", "-.5", "-2.5E+2"])
