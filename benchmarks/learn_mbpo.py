@@ -291,7 +291,10 @@ def draw(runs: dict[str, list[dict[str, Any]]], picture: Path) -> None:
             axis.plot(grid, mean, color=COLOURS[trainer], linewidth=2.2, label=f"{trainer} ({len(found)} seeds)")
         axis.axhline(TARGET, color="0.4", linestyle="--", linewidth=1)
         axis.grid(alpha=0.3)
-    axes[0].set(xlabel="real environment steps collected", ylabel="evaluation: mean return of {COMMON['eval_episodes']} episodes")
+    axes[0].set(
+        xlabel="real environment steps collected",
+        ylabel=f"evaluation: mean return of {COMMON['eval_episodes']} episodes",
+    )
     axes[1].set(xlabel="seconds")
     axes[0].legend(fontsize=8, loc="lower right")
     figure.suptitle(f"MBPO on Pendulum-v1, two cores; thin: seeds, thick: their mean, dashed: {TARGET:g}", fontsize=10)
