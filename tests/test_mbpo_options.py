@@ -170,6 +170,7 @@ def test_how_much_may_wait_is_said_once_when_collectors_wait() -> None:
     assert read(*waiting, "--off_policy_degree", "2").off_policy_degree == 2
     dropping = read("--trainer", "continuous", "--max_queue_size", "512", "--off_policy_degree", "2")
     assert (dropping.when_full, dropping.max_queue_size, dropping.off_policy_degree) == ("drop_oldest", 512, 2)
+    assert read("--preset", "envs64", "--when_full", "wait", "--off_policy_degree", "2").off_policy_degree == 2
     for saved in (read(*waiting, "--max_queue_size", "512"), read("--preset", "envs64", "--when_full", "wait")):
         again = build_options({"off_policy_degree": 2}, saved=saved)
         assert (again.max_queue_size, again.off_policy_degree) == (saved.max_queue_size, 2)
