@@ -1,7 +1,8 @@
 """Roles of `zoo.mbpo` that die or fail at a moment that a test has chosen.
 
 A test puts files into the folder $MBPO_STRUCK. A role that comes to the moment of a file's name takes the file away and
-kills its own process; one that comes to "broken <moment>" raises, every time. Moments are "<method> <count>" of learning
+kills its own process; one that comes to "once <moment>" takes it away and raises, and to "broken <moment>" raises every time.
+Moments are "<method> <count>" of learning
 roles, counted in one process, and "collector <worker> step <count>" or "evaluator step <count>" of environments.
 """
 
@@ -25,13 +26,18 @@ METHODS = ("train", "fit", "roll")
 def come_to(moment: str) -> None:
     """Die or fail here if that was wished."""
     folder = Path(os.environ[FOLDER])
-    if (folder / f"broken {moment}").exists():
+    if (folder / f"broken {moment}").exists() or _taken(folder / f"once {moment}"):
         raise RuntimeError(f"struck at {moment}")
+    if _taken(folder / moment):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _taken(wish: Path) -> bool:
     try:
-        (folder / moment).unlink()
+        wish.unlink()
     except FileNotFoundError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
+        return False
+    return True
 
 
 def _struck(method: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lzero_async import checkpoint
 from lzero_async.errors import WorkerDied
 from tests import mbpo_struck
+from tests.test_mbpo_numerics import equal
 from tests.test_mbpo_run import (
     BATCH_STEPS,
     ENTRY,
@@ -221,15 +223,70 @@ def test_a_train_that_fails_reaches_the_user_and_the_checkpoint_before_it_stands
 
 
 def test_dynamics_that_keep_failing_end_the_run_with_their_error(tmp_path: Path, strike: Any) -> None:
-    strike(*(f"broken fit {count}" for count in range(2, 6)))
+    strike("broken fit 2")
     trainer = make(tmp_path / "run", "continuous", max_restarts=2, max_steps=0, eval_every=0)
+    restart = trainer.dynamics.restart
+
+    def in_vain() -> None:
+        strike("broken fit 1")
+        restart()
+
+    trainer.dynamics.restart = in_vain  # type: ignore[method-assign]
     try:
-        with pytest.raises(RuntimeError, match="struck at fit 4"):
+        with pytest.raises(RuntimeError, match="struck at fit 1"):
             trainer.run()
-        assert trainer.coordinator.get_statistics()["restarts"] == 2
+        assert trainer.coordinator.get_statistics()["restarts"] == trainer.dynamics.restarts == 2
+        assert trainer._dynamics_version() == 1
     finally:
         trainer.close()
     assert_every_train_is_recorded_once(tmp_path / "run")
+
+
+def test_a_role_that_raises_is_made_anew_and_goes_on_from_the_last_weights(tmp_path: Path, strike: Any) -> None:
+    """Dynamics and rollouts that raise with work done which they have not told; neither has died."""
+    strike("once fit 3", "once roll 3")
+    trainer = make(tmp_path / "run", "continuous", max_steps=0, eval_every=0)
+    given: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
+    rolled: list[int] = []
+    call, trained, note = trainer.dynamics.call, trainer._trained, trainer._worked
+
+    def look(method: str, *words: Any, **more: Any) -> Any:
+        found = call(method, *words, **more)
+        if method == "restore":
+            now = call("state").open()["dynamics"]
+            last = trainer.dynamics_weights.latest()
+            given.append((now["version"], now["updates"]))
+            assert last.version == now["version"]
+            assert all(torch.equal(now["weights"][name], value) for name, value in last.state.open().items())
+        if method == "fit":
+            reported.append((found["dynamics_version"], found["dynamics_updates"]))
+        return found
+
+    def work(role: str, *words: Any, **more: Any) -> None:
+        note(role, *words, **more)
+        if role == "rollouts":
+            rolled.append(trainer.rollouts.restarts)
+
+    def until_both_are_back() -> None:
+        trained()
+        if given and len(reported) >= 4 and 1 in rolled:
+            trainer.coordinator.stop("both are back")
+
+    trainer.dynamics.call, trainer._trained, trainer._worked = look, until_both_are_back, work  # type: ignore[method-assign]
+    try:
+        assert trainer.run().reason == "both are back"
+        assert (trainer.dynamics.restarts, trainer.rollouts.restarts) == (1, 1)
+        assert given == [reported[1]]  # what the third fit did is lost with the role
+        versions, updates = zip(*reported, strict=True)
+        assert versions == tuple(range(1, len(reported) + 1))
+        assert list(updates) == sorted(set(updates))
+        known = {tuple(row) for row in trainer.learner.call("observations")}
+        for role in (trainer.dynamics, trainer.rollouts):
+            own = [tuple(row) for row in role.call("observations")]
+            assert len(own) == len(set(own)) and set(own) <= known
+    finally:
+        trainer.close()
 
 
 def test_a_restarted_role_that_cannot_be_given_its_data_is_restarted_again(tmp_path: Path, strike: Any) -> None:
@@ -286,6 +343,42 @@ def test_a_checkpoint_made_while_the_dynamics_are_dead_has_those_of_the_one_befo
         assert checkpoint.load(again.last_checkpoint, KIND)["other"]["dynamics"]["version"] == version
     finally:
         again.close()
+
+
+def test_a_checkpoint_made_before_restarted_dynamics_have_their_state_has_those_of_the_one_before(
+    tmp_path: Path, strike: Any
+) -> None:
+    trainer = make(tmp_path / "run", "continuous", max_steps=0, eval_every=0, max_train_ahead=0)
+    trained, call = trainer._trained, trainer.dynamics.call
+    between: list[dict[str, Any]] = []
+
+    def saved() -> dict[str, Any]:
+        trainer.save()
+        return checkpoint.load(trainer.last_checkpoint, KIND)["other"]["dynamics"]
+
+    def save_before(method: str, *words: Any, **more: Any) -> Any:
+        if method == "restore":
+            between.append(saved())
+        return call(method, *words, **more)
+
+    def until_fitted() -> None:
+        trained()
+        if trainer._dynamics_version():
+            trainer.coordinator.stop("fitted")
+
+    trainer._trained = until_fitted  # type: ignore[method-assign]
+    try:
+        assert trainer.run().reason == "fitted"
+        before = saved()
+        assert before["version"] > 0
+        trainer.dynamics.call = save_before  # type: ignore[method-assign]
+        trainer.dynamics.kill()
+        trainer._bring_back(trainer.dynamics)
+        assert len(between) == 1 and equal(between[0], before)
+        trainer.dynamics.call("fit", [BATCH_STEPS], [])
+        assert saved()["version"] == before["version"] + 1  # now it is asked again
+    finally:
+        trainer.close()
 
 
 def test_an_evaluator_that_keeps_dying_ends_the_run(tmp_path: Path, strike: Any) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -557,6 +558,7 @@ def test_a_queue_in_another_order_accounts_for_everything(
 
 def test_what_adapts_follows_a_learner_that_cannot_keep_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are dropped before every train: a longer queue, fewer collectors and larger batches are what to do."""
+    monkeypatch.setattr("zoo.mbpo.tuning.os", SimpleNamespace(cpu_count=lambda: 2))
     seen = {"dropped": 0}
     held = Held(
         monkeypatch,
@@ -602,6 +604,40 @@ def test_what_adapts_follows_a_learner_that_cannot_keep_up(tmp_path: Path, monke
         again.run()
         assert again.coordinator.get_statistics()["queue_capacity"] == values["queue"]
         assert again.collectors.collection_batch_size == values["batch"]
+    finally:
+        again.close()
+
+
+def test_larger_batches_leave_the_queue_as_many_transitions_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = {"dropped": 0}
+    held = Held(monkeypatch, lambda trainer: trainer.coordinator.get_statistics()["dropped"] > seen["dropped"])
+    more = {"when_full": "drop_oldest", "adaptive_batch": True, "eval_every": 0}
+    trainer = held.trainer = make(tmp_path, "continuous", max_steps=0, **more)
+    trained = trainer._trained
+
+    def look() -> None:
+        seen["dropped"] = trainer.coordinator.get_statistics()["dropped"]
+        trained()
+        if trainer.tuning.changes():
+            trainer.coordinator.stop("it has changed")
+
+    trainer._trained = look  # type: ignore[method-assign]
+    try:
+        assert trainer.coordinator.get_statistics()["queue_capacity"] == 4
+        assert trainer.run().reason == "it has changed"
+        assert trainer.collectors.collection_batch_size == 2 * BATCH_STEPS
+        assert trainer.coordinator.get_statistics()["queue_capacity"] == 2
+        trainer.save()
+    finally:
+        trainer.close()
+    again = make(tmp_path, "continuous", max_steps=1, **more)
+    try:
+        again.resume(again.last_checkpoint, checkpoint.load(again.last_checkpoint, KIND, arrays=False))
+        again.tuning.apply(again)
+        assert again.collectors.collection_batch_size == 2 * BATCH_STEPS
+        assert again.coordinator.get_statistics()["queue_capacity"] == 2
     finally:
         again.close()
 
