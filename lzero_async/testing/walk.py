@@ -107,9 +107,9 @@ def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _
             for capacity in (1, 2, 3):
                 resized = partial(_set_capacity, capacity=capacity)
                 yield False, _after(node, f"capacity {capacity}", resized, interrupts=True)
-        for number in range(1, gate.num_collectors):
-            fewer = methodcaller("set_active_collectors", number)
-            yield False, _after(node, f"{number} active collectors", fewer, interrupts=True)
+            for number in range(1, gate.num_collectors):
+                fewer = methodcaller("set_active_collectors", number)
+                yield False, _after(node, f"{number} active collectors", fewer, interrupts=True)
     if left.interruptions:
         for keep in (True, False):
             yield False, _after(node, f"resume keep={keep}", partial(_resume, keep_waiting=keep), interrupts=True)
