@@ -224,7 +224,7 @@ def test_a_train_that_fails_reaches_the_user_and_the_checkpoint_before_it_stands
 
 def test_dynamics_that_keep_failing_end_the_run_with_their_error(tmp_path: Path, strike: Any) -> None:
     strike("broken fit 2")
-    trainer = make(tmp_path / "run", "continuous", max_restarts=2, max_steps=0, eval_every=0)
+    trainer = make(tmp_path / "run", "continuous", max_restarts=2, max_steps=0, max_seconds=FOREVER, eval_every=0)
     restart = trainer.dynamics.restart
 
     def in_vain() -> None:
@@ -245,7 +245,7 @@ def test_dynamics_that_keep_failing_end_the_run_with_their_error(tmp_path: Path,
 def test_a_role_that_raises_is_made_anew_and_goes_on_from_the_last_weights(tmp_path: Path, strike: Any) -> None:
     """Dynamics and rollouts that raise with work done which they have not told; neither has died."""
     strike("once fit 3", "once roll 3")
-    trainer = make(tmp_path / "run", "continuous", max_steps=0, eval_every=0)
+    trainer = make(tmp_path / "run", "continuous", max_steps=0, max_seconds=FOREVER, eval_every=0)
     given: list[tuple[int, int]] = []
     reported: list[tuple[int, int]] = []
     rolled: list[int] = []
