@@ -229,7 +229,8 @@ class AsyncTrainer(Trainer):
         return {"tuning": self.tuning.state_dict(), "last_steps": self._last_steps}
 
     def _load_own(self, state: Mapping[str, Any]) -> None:
-        self._last_steps = int(state.get("last_steps", 0))
+        # After another trainer, whose batches were of another size, a train without a batch owes as much as one of this size.
+        self._last_steps = int(state.get("last_steps", self.options.collection_batch_size))
         if "tuning" in state:
             self.tuning.load_state_dict(state["tuning"])
 

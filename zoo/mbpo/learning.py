@@ -319,8 +319,8 @@ class RolloutRole:
             return None
         self._load(policy, dynamics)
         parts = []
-        for start in range(0, count, size):
-            starts = self._real.sample_obs(min(size, count - start))
+        for made in range(0, count, size):
+            starts = self._real.sample_obs(min(size, count - made))
             found = rollout(self._dynamics, self._act, starts, self._options.rollout_length)
             parts.append(found.transitions)
             self.clamped += found.clamped

@@ -174,7 +174,9 @@ def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any]
         final: dict[str, Any] | None = None
         failure: Exception | None = None
         try:
-            final = None if interrupted else trainer.final_evaluation()
+            if not interrupted:
+                final = trainer.final_evaluation()
+                last = trainer.save()  # once more: the last weights may be the best
         except KeyboardInterrupt:
             interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
         except Exception as error:  # what was learned is reported first
