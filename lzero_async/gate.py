@@ -302,15 +302,22 @@ class Gate:
                 for j, deadline in enumerate(line)
                 if first + j > deadline
             ]
-        if self.capacity is not None and len(self.waiting) - self._taken() > self.capacity:
-            found.append(f"{len(self.waiting) - self._taken()} batches in a queue of {self.capacity}")
-        ranks = [self._priority(t) for t in list(self.waiting)[self._taken() :]]
-        if any(first < second for first, second in pairwise(ranks)):
-            found.append(f"the queue is not in order of its priorities: {ranks}")
-        if set(self.priorities) - {t.id for t in self.waiting}:
-            found.append("priorities are kept of batches that do not wait")
+        if self.capacity is not None:
+            found += self._queue_violations(self.capacity)
         if self.policy == "drop" and self.running == "train" and self.waiting[0].deadline < self.version:
             found.append(f"a batch past its deadline {self.waiting[0].deadline} trains at {self.version}")
+        return found
+
+    def _queue_violations(self, capacity: int) -> list[str]:
+        found = []
+        line = list(self.waiting)[self._taken() :]
+        if len(line) > capacity:
+            found.append(f"{len(line)} batches in a queue of {capacity}")
+        ranks = [self._priority(ticket) for ticket in line]
+        if any(first < second for first, second in pairwise(ranks)):
+            found.append(f"the queue is not in order of its priorities: {ranks}")
+        if set(self.priorities) - {ticket.id for ticket in self.waiting}:
+            found.append("priorities are kept of batches that do not wait")
         return found
 
     def state_dict(self) -> dict[str, Any]:
