@@ -33,8 +33,8 @@ from tests.test_priorzero_run import SMALL
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
-from zoo.jericho.priorzero.paths import CHECKPOINT
 from zoo.jericho.priorzero.priorzero_entry import CACHE_FILE, main
+from zoo.jericho.priorzero.saving import CHECKPOINT
 from zoo.jericho.priorzero.trainer import PriorZero
 
 pytestmark = pytest.mark.chaos

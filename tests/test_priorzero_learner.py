@@ -12,9 +12,9 @@ from lzero_async import checkpoint
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.learner import Learner
 from zoo.jericho.priorzero.options import build_options, unizero_config
-from zoo.jericho.priorzero.paths import CHECKPOINT
 from zoo.jericho.priorzero.play import Episode
 from zoo.jericho.priorzero.quiet import quiet
+from zoo.jericho.priorzero.saving import CHECKPOINT
 
 SLOTS, FEATURES = 4, 6
 

@@ -18,8 +18,8 @@ from lzero_async.errors import ConfigError
 from tests.test_priorzero_engine import write_model
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
-from zoo.jericho.priorzero.paths import CHECKPOINT
 from zoo.jericho.priorzero.priorzero_entry import main
+from zoo.jericho.priorzero.saving import CHECKPOINT
 
 pytestmark = pytest.mark.slow
 ENTRY = Path(__file__).resolve().parents[1] / "zoo" / "jericho" / "priorzero" / "priorzero_entry.py"

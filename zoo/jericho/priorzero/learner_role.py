@@ -17,7 +17,7 @@ from lzero_async.parcels import Parcel
 from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
 from zoo.jericho.priorzero.learner import Learner
 from zoo.jericho.priorzero.parts import Parts
-from zoo.jericho.priorzero.paths import CHECKPOINT
+from zoo.jericho.priorzero.saving import CHECKPOINT
 
 EVENT_EVERY = 0.2  # seconds between two words to the parent about the updates made
 

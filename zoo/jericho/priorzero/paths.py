@@ -1,14 +1,11 @@
-"""Where things that outlive a run are kept, and what its checkpoints are."""
+"""Where things that outlive a run are kept."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from lzero_async.checkpoint import CheckpointKind
-
 CACHE_VARIABLE = "LZERO_ASYNC_CACHE"
-CHECKPOINT = CheckpointKind("lzero-async.priorzero", 2, "PriorZero")
 
 
 def cache_dir() -> Path:

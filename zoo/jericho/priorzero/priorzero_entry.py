@@ -105,8 +105,8 @@ def train(flags: argparse.Namespace) -> int:
     from lzero_async import checkpoint
     from zoo.jericho.priorzero.game_files import find_game
     from zoo.jericho.priorzero.options import build_options
-    from zoo.jericho.priorzero.paths import CHECKPOINT
     from zoo.jericho.priorzero.priorzero_config import run_config
+    from zoo.jericho.priorzero.saving import CHECKPOINT
 
     changes = {path: getattr(flags, flag) for flag, path in FLAGS.items() if getattr(flags, flag) is not None}
     if flags.llm_url and not flags.llm_engine:
