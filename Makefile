@@ -55,7 +55,7 @@ bench: $(STAMP) ## the measured bars, as tables and as benchmarks/results/*.json
 bench-async: $(STAMP) ## the bars of the asynchronous agent and its timeline (about 30 minutes)
 	$(PY) -m benchmarks.priorzero_async
 
-bench-mbpo: $(STAMP) ## the bars of MBPO's trainers and their timeline (about 15 minutes)
+bench-mbpo: $(STAMP) ## the bars of MBPO's trainers and their timeline (about 20 minutes)
 	$(PY) -m benchmarks.mbpo
 
 vllm: $(STAMP) ## build .venv-vllm, the environment of the vLLM engine (3.5 GB, about 5 minutes)
