@@ -223,7 +223,7 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
             model = f", model rows {ages['model_age_mean']:.1f} dynamics versions (max {ages['model_age_max']:.0f})"
         print(f"age of the last samples: {real}{model}")
     print(format_targets(compare(statistics["utilisation"])))
-    if hint := _hint(statistics["coordinator"]):
+    if hint := _hint(statistics["coordinator"], trainer.options.adaptive_collectors):
         print(hint)
     if final is not None:
         print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
@@ -255,14 +255,14 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
     )
 
 
-def _hint(coordinator: dict[str, Any]) -> str:
+def _hint(coordinator: dict[str, Any], adaptive: bool) -> str:
     """What to try when most of the data was thrown away."""
     collected, dropped = coordinator["collect_count"], coordinator["dropped"]
     if dropped < 0.5 * max(1, collected):
         return ""
     return (
         f"{dropped / collected:.0%} of the collected batches were dropped: the environments are faster than the learner. "
-        "--when_full wait, --adaptive_collectors or --trainer batch leave the cores to the learner."
+        f"--when_full wait{'' if adaptive else ', --adaptive_collectors'} or --trainer batch leave the cores to the learner."
     )
 
 
