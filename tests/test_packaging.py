@@ -206,6 +206,7 @@ ORDER = [
     "processes",
     "stages evaluator scores signals",
     "coordinator",
+    "application",
     "loop",
     "testing",
 ]

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from lzero_async.application import carry_through
 from lzero_async.errors import ConfigError
 from lzero_async.run_folder import (
-    INTERRUPTED,
     exit_code,
     find_checkpoint,
     folder_of,
@@ -157,43 +157,12 @@ def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] | None
 
 def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any] | None, source: Any) -> int:
     trainer = make_trainer(options, folder, source=source)
-    try:
-        if saved is not None and state is not None:
-            trainer.resume(saved, state)
-            print(f"resumed from {saved} at {trainer.collectors.steps:,} real steps", flush=True)
-        write_json(folder / "options.json", options)
-        try:
-            result = trainer.run()
-        except Exception:
-            if trainer.last_checkpoint.is_file():
-                print(f"\ngo on from the last checkpoint with: --resume {folder}", file=sys.stderr)
-            raise
-        last = trainer.save()
-        reason = ENDS.get(result.reason, result.reason)
-        interrupted = result.reason.startswith("SIG")
-        final: dict[str, Any] | None = None
-        failure: Exception | None = None
-        try:
-            if not interrupted:
-                final = trainer.final_evaluation()
-                last = trainer.save()  # once more: the last weights may be the best
-        except KeyboardInterrupt:
-            interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
-        except Exception as error:  # what was learned is reported first
-            failure, reason = error, f"{reason}; the final evaluation failed"
-        report(trainer, final, reason, last)
-        if interrupted:
-            print(f"go on with: --resume {folder}")
-        if failure is not None:
-            raise failure
-    except BaseException as error:
-        try:
-            trainer.close()
-        except Exception as late:  # the first error is the one to show
-            logging.getLogger(__name__).error("while closing after %r: %r", error, late)
-        raise
-    trainer.close()
-    return INTERRUPTED if interrupted else 0
+
+    def resume() -> str:
+        trainer.resume(saved, state)
+        return f"resumed from {saved} at {trainer.collectors.steps:,} real steps"
+
+    return carry_through(trainer, None if saved is None else resume, ENDS, partial(report, trainer))
 
 
 def make_trainer(options: Any, folder: Path, **arguments: Any) -> Any:
@@ -211,7 +180,6 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
     """The numbers of the run on screen, and all of them in results.json."""
     from lzero_async.utilisation import compare, format_targets
 
-    trainer.coordinator.print_statistics()
     print(trainer.log_line())
     statistics = trainer.statistics()
     print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in statistics["busy"].items()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,11 @@ from typing import Any, Final
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
-from lzero_async.backends import ask_again
+from lzero_async.application import Application
 from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
-from lzero_async.run_folder import LAST_CHECKPOINT
 from lzero_async.types import BackgroundContext, Batch, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
 from lzero_async.utilisation import Utilisation
 from zoo.mbpo.data_collector import AsyncDataCollector
@@ -42,7 +42,7 @@ SCALARS: Final = (
 log = logging.getLogger(__name__)
 
 
-class Trainer:
+class Trainer(Application):
     """One run: build it, `resume` it or not, `run` it, `close` it. Subclasses say how it is coordinated and who learns."""
 
     collectors: AsyncDataCollector
@@ -67,8 +67,6 @@ class Trainer:
         self._losses: dict[str, float] = {}
         self._started = time.monotonic()
         self._logged = 0
-        self._closing = self._unsaved = False
-        self._unwritten: OSError | None = None
         self._steps_before = 0
         self._since_last = self._whole_run = Utilisation()
         self._records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
@@ -151,24 +149,24 @@ class Trainer:
 
     # -- what a trainer says ---------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _collecting(self) -> dict[str, Any]:
         """num_collectors and collection_batch_size."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _coordination(self) -> dict[str, Any]:
         """The coordinator's arguments: degree, queue and so on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _start_learners(self, options: EasyDict, sizes: tuple[int, int]) -> None:
         """Start the roles that learn; `self.learner` is the one that owns the agent."""
-        raise NotImplementedError
 
     def _learners(self) -> list[Worker]:
         return [self.learner]
 
+    @abstractmethod
     def _learn(self, batch: Batch) -> dict[str, Any]:
         """Have the learner do what is owed for a batch; its report."""
-        raise NotImplementedError
 
     def _background(self) -> dict[str, Callable[[BackgroundContext], object]]:
         return {}
@@ -248,11 +246,10 @@ class Trainer:
         return float(row["mean_return"])
 
     def _evaluate(self, version: int, weights: Any, stop: StopSignal) -> dict[str, Any]:
-        assert self.evaluator is not None
-        row: dict[str, Any] = ask_again(
-            self.evaluator, "evaluate", version, weights, self.options.eval_episodes, stop=stop,
-            max_restarts=self.options.max_restarts, restart_backoff=self.options.restart_backoff,
-            given_up=lambda: self._closing, on_restart=self._evaluator_restarted,
+        options = self.options
+        row: dict[str, Any] = self._ask_evaluator(
+            version, weights, options.eval_episodes, stop=stop, max_restarts=options.max_restarts,
+            restart_backoff=options.restart_backoff,
         )  # fmt: skip
         row |= {**self._at.get(version, self._now()), "seconds_at": time.monotonic() - self._started}
         del row["returns"]
@@ -268,10 +265,6 @@ class Trainer:
             "collected_steps": self.collectors.steps,
             "agent_updates": self.counters["agent_updates"],
         }
-
-    def _evaluator_restarted(self) -> None:
-        self.coordinator.count_restart()
-        self._locate()
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -324,9 +317,7 @@ class Trainer:
         self._locate()
 
     def _trained(self) -> None:
-        if self._unwritten is not None:
-            error, self._unwritten = self._unwritten, None
-            raise error
+        self._raise_unwritten()
         every, trains = self.options.checkpoint_every, self.coordinator.train_count
         if self.counters["agent_updates"] // self.options.log_interval > self._logged:
             self._logged = self.counters["agent_updates"] // self.options.log_interval
@@ -374,6 +365,7 @@ class Trainer:
         version, weights = self.coordinator.shell.gate.version, self.learner.call("weights")
         row = self._evaluate(version, weights, CallStop())
         self._keep_best(row["mean_return"], version, weights)
+        self.save()  # the last weights may be the best
         return row
 
     # -- numbers -------------------------------------------------------------------------------------------------------
@@ -443,16 +435,7 @@ class Trainer:
     def _roles(self) -> list[Worker]:
         return [*self._learners(), *self.collectors.workers, *([] if self.evaluator is None else [self.evaluator])]
 
-    def _locate(self) -> None:
-        for worker in self._roles():
-            self.coordinator.locate(worker.name, worker.pid)
-
     # -- saving and resuming -------------------------------------------------------------------------------------------
-
-    @property
-    def last_checkpoint(self) -> Path:
-        """Where `save` writes."""
-        return self.folder / LAST_CHECKPOINT
 
     def _description(self) -> dict[str, Any]:
         return {
@@ -463,33 +446,14 @@ class Trainer:
 
     def save(self) -> Path:
         """Write the last checkpoint. Call it between trains."""
-        coordinator = self.coordinator.state_dict(with_batches=True)  # once: a collector may commit at any moment
-        waiting = coordinator.pop("batches")
         state: dict[str, Any] = {
             **self._description(),
-            "coordinator": coordinator,
             "collectors": self.collectors.state_dict(),
             "history": list(self.history),
             "busy": dict(self._busy),
             "trainer": self._state_of_own(),
         }
-        self._unsaved = True
-        self.learner.call("save", str(self.last_checkpoint), state, waiting, self._other_state())
-        self._unsaved = False
-        self._records.flush()
-        return self.last_checkpoint
-
-    def _save_after(self, error: Exception) -> None:
-        """A run that fails leaves a checkpoint of its last finished train, if the learner still lives."""
-        threads, changes = self.coordinator.threads, 0
-        while "learner" in threads.alive() and self.learner.alive:  # a train that was left behind is counted first
-            changes = threads.wait_for_change(changes, 1.0)
-        if self._unsaved or not self.learner.alive:
-            return
-        try:
-            self.save()
-        except Exception as another:  # the first error is the one to show
-            log.error("the checkpoint could not be written after %r: %r", error, another)
+        return self._save_whole(state, self._other_state())
 
     def resume(self, path: Path, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of the same environment and sizes, by whichever trainer it was written; `state` is what
@@ -516,18 +480,3 @@ class Trainer:
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["real_data"])
         self._at[version] = self._now()
-
-    def close(self) -> None:
-        """End every role and whatever else runs, each of them whatever becomes of the others."""
-        self._closing = True
-        failed: Exception | None = None
-        coordinator = [self.coordinator.close] if hasattr(self, "coordinator") else []
-        for close in (self.backend.close, *coordinator, self._records.close):
-            try:
-                close()
-            except Exception as error:
-                if failed is not None:
-                    log.error("while closing after %r: %r", failed, error)
-                failed = failed or error
-        if failed is not None:
-            raise failed

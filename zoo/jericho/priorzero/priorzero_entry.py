@@ -21,8 +21,8 @@ from typing import Any
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from lzero_async.application import carry_through
 from lzero_async.run_folder import (
-    INTERRUPTED,
     exit_code,
     find_checkpoint,
     folder_of,
@@ -142,42 +142,16 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
 
     say_folder(folder, options.run_config.exp_name, saved)
     agent = PriorZero(options, game, folder)
-    try:
-        if saved is not None and state is not None:
-            agent.resume(saved, state)
-            print(f"resumed from {saved} at {agent.env_steps:,} environment steps", flush=True)
-        write_json(folder / "options.json", options)
-        try:
-            result = agent.run()
-        except Exception:
-            if agent.last_checkpoint.is_file():
-                print(f"\ngo on from the last checkpoint with: --resume {folder}", file=sys.stderr)
-            raise
-        last = agent.save()
-        reason = ENDS.get(result.reason, result.reason)
-        interrupted = result.reason.startswith("SIG")
-        rows: list[dict[str, Any]] = []
-        failure: Exception | None = None
-        try:
-            rows = [] if interrupted else agent.final_evaluation()
-        except KeyboardInterrupt:
-            interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
-        except Exception as error:  # what was learned is reported first
-            failure, reason = error, f"{reason}; the final evaluation failed"
-        agent.coordinator.print_statistics()
-        _report(agent, rows, reason, last)
-        if interrupted:
-            print(f"go on with: --resume {folder}")
-        if failure is not None:
-            raise failure
-    except BaseException as error:
-        try:
-            agent.close()
-        except Exception as late:  # the first error is the one to show
-            logging.getLogger(__name__).error("while closing after %r: %r", error, late)
-        raise
-    agent.close()
-    return INTERRUPTED if interrupted else 0
+
+    def resume() -> str:
+        assert saved is not None and state is not None
+        agent.resume(saved, state)
+        return f"resumed from {saved} at {agent.env_steps:,} environment steps"
+
+    return carry_through(
+        agent, None if saved is None else resume, ENDS,
+        lambda rows, reason, last: _report(agent, rows or [], reason, last),
+    )  # fmt: skip
 
 
 def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> None:

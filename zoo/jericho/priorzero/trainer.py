@@ -18,7 +18,7 @@ import numpy as np
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
-from lzero_async.backends import ask_again
+from lzero_async.application import Application
 from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
 from lzero_async.progress import Progress, duration
@@ -52,7 +52,7 @@ SCALARS = (
 )  # fmt: skip
 
 
-class PriorZero:
+class PriorZero(Application):
     """One run: build it, `resume` it or not, `run` it, `close` it."""
 
     def __init__(self, options: EasyDict, game: Game, folder: Path, progress: Progress | None = None) -> None:
@@ -74,8 +74,6 @@ class PriorZero:
         self._started = time.monotonic()
         self._steps_before = self._trains_before = 0
         self._records = Records(folder)
-        self._unwritten: OSError | None = None  # why the last train is not in the records
-        self._unsaved = self._closing = False
         self.backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
         try:
             self._start_roles()
@@ -153,10 +151,6 @@ class PriorZero:
             self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
 
-    def _locate(self) -> None:
-        for worker in self._roles():
-            self.coordinator.locate(worker.name, worker.pid)
-
     def _roles(self) -> list[Worker]:
         """Every role of this run; without evaluations there is no evaluator."""
         return [self.learner, *self.collectors, *([] if self.evaluator is None else [self.evaluator])]
@@ -221,13 +215,11 @@ class PriorZero:
     def _evaluate(self, modes: tuple[str, ...], version: int, weights: Any, stop: StopSignal) -> list[dict[str, Any]]:
         """Rows of the evaluation table; an evaluator that fails is made anew and asked again."""
         policy = self.options.policy_config
-        assert self.evaluator is not None
         rows: list[dict[str, Any]]
-        rows, statistics = ask_again(
-            self.evaluator, "evaluate", modes, version, weights, stop=stop,
-            max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff,
-            given_up=lambda: self._closing, on_restart=self._evaluator_restarted,
-        )  # fmt: skip
+        rows, statistics = self._ask_evaluator(
+            modes, version, weights, stop=stop, max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff
+        )
+        assert self.evaluator is not None
         self._report_reuse(self.evaluator, statistics)
         for row in rows:
             row |= {
@@ -236,10 +228,6 @@ class PriorZero:
             }
             self._keep_evaluation(row)
         return rows
-
-    def _evaluator_restarted(self) -> None:
-        self.coordinator.count_restart()
-        self._locate()
 
     def _keep_evaluation(self, row: dict[str, Any]) -> None:
         self.history.append(row)
@@ -282,19 +270,6 @@ class PriorZero:
         finally:
             self.progress.clear()
 
-    def _save_after(self, error: Exception) -> None:
-        """A run that fails leaves a checkpoint of its last finished train, if the learner still lives."""
-        threads, changes = self.coordinator.threads, 0
-        # A train that was left behind is finished and counted first; a learner that dies meanwhile wakes nobody here.
-        while "learner" in threads.alive() and self.learner.alive:
-            changes = threads.wait_for_change(changes, 1.0)
-        if self._unsaved or not self.learner.alive:
-            return
-        try:
-            self.save()
-        except Exception as another:  # the first error is the one to show
-            log.error("the checkpoint could not be written after %r: %r", error, another)
-
     def final_evaluation(self) -> list[dict[str, Any]]:
         """Evaluate the last weights once more, in every mode of final_eval_modes."""
         rows = []
@@ -317,9 +292,7 @@ class PriorZero:
             self.learner.call("save_weights", str(best), self._description(), result.snapshot.state)
 
     def _trained(self) -> None:
-        if self._unwritten is not None:
-            error, self._unwritten = self._unwritten, None
-            raise error
+        self._raise_unwritten()
         every = self.options.run_config.checkpoint_every
         statistics = self.coordinator.get_statistics()
         values = {f"coordinator/{name}": statistics[name] for name in SCALARS if statistics.get(name) is not None}
@@ -385,11 +358,6 @@ class PriorZero:
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
-    @property
-    def last_checkpoint(self) -> Path:
-        """Where `save` writes."""
-        return self.folder / "ckpt" / "last.safetensors"
-
     def _description(self) -> dict[str, Any]:
         return {
             "options": json.loads(json.dumps(self.options)),
@@ -400,20 +368,13 @@ class PriorZero:
 
     def save(self) -> Path:
         """Write the last checkpoint: everything that a resumed run needs to go on exactly. Call it between trains."""
-        coordinator = self.coordinator.state_dict(with_batches=True)  # once: a collector may commit at any moment
-        waiting = coordinator.pop("batches")
         state: dict[str, Any] = {
             **self._description(),
-            "coordinator": coordinator,
             "streams": list(self._streams),
             "history": list(self.history),
             "recent": self._recent,
         }
-        self._unsaved = True
-        self.learner.call("save", str(self.last_checkpoint), state, waiting)
-        self._unsaved = False
-        self._records.flush()
-        return self.last_checkpoint
+        return self._save_whole(state)
 
     def resume(self, path: Path, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of a run on the same game with the same sizes; `state` is what was loaded from `path`,
@@ -456,17 +417,3 @@ class PriorZero:
                 raise ConfigError(
                     f"{section}.{key} was {before!r} in {path} and is {now!r} now; a resumed run cannot change it."
                 )
-
-    def close(self) -> None:
-        """End every role and whatever else runs, each of them whatever becomes of the others."""
-        self._closing = True
-        failed: Exception | None = None
-        for close in (self.backend.close, self.coordinator.close, self._records.close):
-            try:
-                close()
-            except Exception as error:
-                if failed is not None:
-                    log.error("while closing after %r: %r", failed, error)
-                failed = failed or error
-        if failed is not None:
-            raise failed

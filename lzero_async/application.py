@@ -1,0 +1,163 @@
+"""What every application's run shares, whatever it trains: its roles, the checkpoint that a failure leaves, and its end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lzero_async.backends import Backend, Worker, ask_again
+from lzero_async.coordinator import AsyncTrainingCoordinator
+from lzero_async.records import Records
+from lzero_async.run_folder import INTERRUPTED, LAST_CHECKPOINT, write_json
+from lzero_async.types import RunResult, StopSignal
+
+log = logging.getLogger(__name__)
+
+
+def carry_through(
+    application: Application,
+    resume: Callable[[], str] | None,
+    ends: Mapping[str, str],
+    report: Callable[[Any, str, Path], None],
+) -> int:
+    """The program around a run: resume it, run it, evaluate it once more, report, close it; return the exit code.
+
+    `resume()` goes on from a checkpoint and returns what to say of that. `ends` has the program's names for the loop's
+    limits. `report(final, reason, last)` says what came of it; `final` is None without a final evaluation.
+    """
+    interrupted = False
+    try:
+        if resume is not None:
+            print(resume(), flush=True)
+        write_json(application.folder / "options.json", application.options)
+        try:
+            result = application.run()
+        except Exception:
+            if application.last_checkpoint.is_file():
+                print(f"\ngo on from the last checkpoint with: --resume {application.folder}", file=sys.stderr)
+            raise
+        last = application.save()
+        reason = ends.get(result.reason, result.reason)
+        interrupted = result.reason.startswith("SIG")
+        final: Any = None
+        failure: Exception | None = None
+        try:
+            final = None if interrupted else application.final_evaluation()
+        except KeyboardInterrupt:
+            interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
+        except Exception as error:  # what was learned is reported first
+            failure, reason = error, f"{reason}; the final evaluation failed"
+        application.coordinator.print_statistics()
+        report(final, reason, last)
+        if interrupted:
+            print(f"go on with: --resume {application.folder}")
+        if failure is not None:
+            raise failure
+    except BaseException as error:
+        try:
+            application.close()
+        except Exception as late:  # the first error is the one to show
+            log.error("while closing after %r: %r", error, late)
+        raise
+    application.close()
+    return INTERRUPTED if interrupted else 0
+
+
+class Application(ABC):
+    """One run. A subclass sets these attributes and says which roles there are and how it is saved."""
+
+    options: Any
+    folder: Path
+    backend: Backend
+    coordinator: AsyncTrainingCoordinator
+    learner: Worker
+    evaluator: Worker | None
+    _records: Records
+    _closing = False
+    _unsaved = False  # a checkpoint was begun and not finished
+    _unwritten: OSError | None = None  # why the last train is not in the records
+
+    @abstractmethod
+    def run(self) -> RunResult:
+        """Train until a limit is reached."""
+
+    @abstractmethod
+    def final_evaluation(self) -> Any:
+        """Evaluate the last weights once more."""
+
+    @abstractmethod
+    def save(self) -> Path:
+        """Write the last checkpoint; called between trains."""
+
+    @abstractmethod
+    def _roles(self) -> list[Worker]:
+        """Every role of this run."""
+
+    @property
+    def last_checkpoint(self) -> Path:
+        """Where `save` writes."""
+        return self.folder / LAST_CHECKPOINT
+
+    def _locate(self) -> None:
+        for worker in self._roles():
+            self.coordinator.locate(worker.name, worker.pid)
+
+    def _ask_evaluator(self, *arguments: Any, stop: StopSignal, max_restarts: int, restart_backoff: float) -> Any:
+        """An evaluation; an evaluator that fails is made anew and asked again."""
+        assert self.evaluator is not None
+        return ask_again(
+            self.evaluator, "evaluate", *arguments, stop=stop, max_restarts=max_restarts, restart_backoff=restart_backoff,
+            given_up=lambda: self._closing, on_restart=self._evaluator_restarted,
+        )  # fmt: skip
+
+    def _evaluator_restarted(self) -> None:
+        self.coordinator.count_restart()
+        self._locate()
+
+    def _raise_unwritten(self) -> None:
+        """A train that could not be recorded was made and counted first; now the run ends with why."""
+        if self._unwritten is not None:
+            error, self._unwritten = self._unwritten, None
+            raise error
+
+    def _save_whole(self, state: dict[str, Any], *more: Any) -> Path:
+        """Have the learner write the last checkpoint: `state`, the coordinator's, the waiting batches and its own."""
+        coordinator = self.coordinator.state_dict(with_batches=True)  # once: a collector may commit at any moment
+        waiting = coordinator.pop("batches")
+        self._unsaved = True
+        self.learner.call("save", str(self.last_checkpoint), {**state, "coordinator": coordinator}, waiting, *more)
+        self._unsaved = False
+        self._records.flush()
+        return self.last_checkpoint
+
+    def _save_after(self, error: Exception) -> None:
+        """A run that fails leaves a checkpoint of its last finished train, if the learner still lives."""
+        threads, changes = self.coordinator.threads, 0
+        # A train that was left behind is finished and counted first; a learner that dies meanwhile wakes nobody here.
+        while "learner" in threads.alive() and self.learner.alive:
+            changes = threads.wait_for_change(changes, 1.0)
+        if self._unsaved or not self.learner.alive:
+            return
+        try:
+            self.save()
+        except Exception as another:  # the first error is the one to show
+            log.error("the checkpoint could not be written after %r: %r", error, another)
+
+    def close(self) -> None:
+        """End every role and whatever else runs, each of them whatever becomes of the others."""
+        self._closing = True
+        failed: Exception | None = None
+        coordinator = [self.coordinator.close] if hasattr(self, "coordinator") else []
+        for close in (self.backend.close, *coordinator, self._records.close):
+            try:
+                close()
+            except Exception as error:
+                if failed is not None:
+                    log.error("while closing after %r: %r", failed, error)
+                failed = failed or error
+        if failed is not None:
+            raise failed
