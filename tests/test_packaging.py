@@ -199,7 +199,7 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 ORDER = [
     "errors types",
     "config calls parcels checkpoint progress",
-    "clock gate trace wire records run_folder",
+    "clock gate trace wire records run_folder options",
     "adaptive stats tuning utilisation",
     "weights queues threads resume",
     "shell backends worker",
