@@ -21,14 +21,12 @@ from benchmarks.harness import Bar, main_guard, run_bars
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, EvalContext
 from lzero_async.adaptive import AdaptiveDegree
 from lzero_async.clock import RealClock
+from lzero_async.distributions import Distribution, lognormal, switch
+from lzero_async.simulation import simulate
 from lzero_async.testing import (
-    Distribution,
     FakeCollector,
     FakeLearner,
     VirtualClock,
-    lognormal,
-    simulate,
-    switch,
 )
 from lzero_async.trace import TraceWriter
 

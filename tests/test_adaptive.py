@@ -8,7 +8,9 @@ import pytest
 
 from lzero_async import AsyncTrainingCoordinator, TrainReport
 from lzero_async.adaptive import AdaptiveDegree, drift_of
-from lzero_async.testing import FakeCollector, FakeLearner, Simulation, VirtualClock, lognormal, simulate, switch
+from lzero_async.distributions import lognormal, switch
+from lzero_async.simulation import Simulation, simulate
+from lzero_async.testing import FakeCollector, FakeLearner, VirtualClock
 
 
 def test_it_rises_by_two_while_starved_and_never_above_its_maximum() -> None:

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, ConfigError, EvalResult
+from lzero_async.distributions import lognormal
 from lzero_async.errors import Stopped
+from lzero_async.simulation import simulate
 from lzero_async.testing import (
     FakeCollector,
     FakeEvaluator,
     FakeLearner,
     Interrupted,
     VirtualClock,
-    lognormal,
-    simulate,
 )
 from lzero_async.types import EvalContext
 

@@ -189,7 +189,7 @@ def test_the_checks_run_from_their_own_folder_and_from_the_root() -> None:
 def test_importing_the_library_pulls_in_nothing_heavy() -> None:
     loaded = python("import sys, lzero_async; print(*sys.modules)", ROOT, PYTHONPATH=str(ROOT)).split()
     assert {"torch", "ray", "vllm", "transformers", "numpy"} & set(loaded) == set()
-    names = ["checkpoint", "progress", "records", "tuning", "utilisation"]
+    names = ["checkpoint", "options", "progress", "records", "tuning", "utilisation"]
     code = f"import importlib, sys\nfor name in {names}: importlib.import_module('lzero_async.' + name)\nprint(*sys.modules)"
     heavy = {"torch", "numpy", "safetensors", "tensorboardX", "wandb", "psutil"}
     assert heavy & set(python(code, ROOT, PYTHONPATH=str(ROOT)).split()) == set()
@@ -198,10 +198,10 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 
 ORDER = [
     "errors types",
-    "config calls parcels checkpoint progress",
+    "config calls parcels checkpoint progress distributions",
     "clock gate trace wire records run_folder options",
     "adaptive stats tuning utilisation",
-    "weights queues threads resume",
+    "weights queues threads resume simulation",
     "shell backends worker",
     "processes",
     "stages evaluator scores signals",
@@ -209,6 +209,8 @@ ORDER = [
     "application",
     "loop",
     "testing",
+    "compare",
+    "__main__",
 ]
 
 

@@ -28,7 +28,8 @@ from lzero_async import (
     WeightStore,
 )
 from lzero_async.adaptive import drift_of
-from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, VirtualClock, simulate
+from lzero_async.simulation import simulate
+from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, VirtualClock
 from lzero_async.threads import LoopRunner
 
 quiet = {"print_statistics": False, "handle_signals": False}

@@ -6,8 +6,10 @@ import threading
 
 import pytest
 
+from lzero_async.distributions import lognormal
 from lzero_async.errors import Deadlock, LzeroAsyncError
-from lzero_async.testing import Sequencer, VirtualClock, lognormal, simulate
+from lzero_async.simulation import simulate
+from lzero_async.testing import Sequencer, VirtualClock
 from lzero_async.threads import ThreadGroup
 
 
@@ -94,6 +96,12 @@ def test_the_simulator_adds_up_on_constant_stages() -> None:
     assert overlapped.wall == 201
     assert overlapped.learner_idle == pytest.approx(1 - 100 / 201)
     assert simulate(2.0, 1.0, num_collectors=2, off_policy_degree=4, trains=100).wall == pytest.approx(102)
+
+
+def test_the_simulated_queue_drops_what_the_learner_has_no_time_for() -> None:
+    run = simulate(1.0, 4.0, num_collectors=2, policy="allow", queue_capacity=2, trains=100)
+    assert run.throughput == pytest.approx(100 / 401)
+    assert run.dropped == pytest.approx(2 * 401 - 102, abs=5)
 
 
 def test_synchronous_evaluation_costs_the_learner_and_background_evaluation_nothing() -> None:

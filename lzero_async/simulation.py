@@ -11,9 +11,9 @@ from typing import Any
 
 from lzero_async.adaptive import AdaptiveDegree
 from lzero_async.config import whole_number
+from lzero_async.distributions import Distribution, sample
 from lzero_async.errors import ConfigError
 from lzero_async.gate import Gate, Policy, Ticket
-from lzero_async.testing.distributions import Distribution, sample
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,14 @@ def simulate(
     async_eval: bool = False,
     policy: Policy = "wait",
     publish_every: int = 1,
+    queue_capacity: int | None = None,
     adaptive: AdaptiveDegree | None = None,
     seed: int = 0,
 ) -> Simulation:
-    """Run the pipeline for `trains` trains in virtual time. Each worker draws its durations from its own stream."""
+    """Run the pipeline for `trains` trains in virtual time. Each worker draws its durations from its own stream.
+
+    `queue_capacity`: batches that a queue holds before it drops its oldest; collectors then never wait.
+    """
     whole_number("trains", trains, 1)
     if (eval is None) != (whole_number("eval_every", eval_every, 0) == 0):
         raise ConfigError(f"eval is {eval!r} and eval_every is {eval_every}; give both, or none.")
@@ -69,6 +73,7 @@ def simulate(
         async_eval,
         policy,
         publish_every,
+        queue_capacity,
         adaptive,
         seed,
     ).run()
@@ -87,6 +92,7 @@ class _Pipeline:
         async_eval: bool,
         policy: Policy,
         publish_every: int,
+        queue_capacity: int | None,
         adaptive: AdaptiveDegree | None,
         seed: int,
     ) -> None:
@@ -95,6 +101,7 @@ class _Pipeline:
             num_collectors=num_collectors,
             policy=policy,
             publish_every=publish_every,
+            capacity=queue_capacity,
         )
         self.durations = {"collect": collect, "train": train, "eval": 0.0 if eval is None else eval}
         self.trains, self.eval_every, self.async_eval = trains, eval_every if eval is not None else 0, async_eval
@@ -167,6 +174,8 @@ class _Pipeline:
 
     def _wanted(self) -> bool:
         gate = self.gate
+        if gate.capacity is not None:  # what is open or waits may be dropped yet
+            return True
         return gate.trained + len(gate.waiting) + len(gate.tickets) < self.trains
 
     def _start(self, role: str, worker: int, payload: Any) -> None:
