@@ -22,13 +22,14 @@ from zoo.mbpo.options import (
     OPTIONS,
     PRESETS,
     SYNC,
+    TABLE,
     TRAINERS,
     backend_of,
     build_options,
     check_options,
 )
 from zoo.mbpo.saving import KIND
-from zoo.mbpo.train import changes_of, main, make_parser, parse_arguments
+from zoo.mbpo.train import main, make_parser, parse_arguments
 
 FOLDER = Path(__file__).resolve().parents[1] / "zoo" / "mbpo"
 SIZES = ("num_collectors", "max_queue_size", "collection_batch_size", "num_envs")
@@ -41,7 +42,7 @@ TINY = (
 
 def read(*arguments: str) -> Any:
     flags = parse_arguments(list(arguments))
-    return build_options(changes_of(flags), preset=flags.preset)
+    return build_options(TABLE.changes(flags), preset=flags.preset)
 
 
 # -- defaults and presets ------------------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_option_is_explained() -> None:
     assert all(option.help for option in OPTIONS.values())
-    assert {name for name, option in OPTIONS.items() if not set(option.trainers) <= set(TRAINERS)} == set()
+    assert {name for name, option in OPTIONS.items() if not set(option.only) <= set(TRAINERS)} == set()
 
 
 def test_defaults_are_shown_as_they_may_be_given() -> None:
@@ -161,7 +162,7 @@ def test_defaults_are_shown_as_they_may_be_given() -> None:
         if option.default not in (None, {}):
             shown = re.search(r"\(default: ([^()]*)\)$", helps[name])
             assert shown is not None, name
-            assert changes_of(parse_arguments([f"--{name}={shown[1]}"])) == {name: option.default}
+            assert TABLE.changes(parse_arguments([f"--{name}={shown[1]}"])) == {name: option.default}
 
 
 def test_how_much_may_wait_is_said_once_when_collectors_wait() -> None:
@@ -181,13 +182,13 @@ def test_how_much_may_wait_is_said_once_when_collectors_wait() -> None:
 # -- options of another trainer --------------------------------------------------------------------------------------------
 
 ELSEWHERE = [
-    (name, trainer) for name, option in OPTIONS.items() for trainer in TRAINERS if trainer not in option.trainers
+    (name, trainer) for name, option in OPTIONS.items() for trainer in TRAINERS if not option.belongs_to(trainer)
 ]
 
 
 @pytest.mark.parametrize(("name", "trainer"), ELSEWHERE)
 def test_an_option_of_another_trainer_is_refused_with_a_hint(name: str, trainer: str) -> None:
-    home = OPTIONS[name].trainers
+    home = OPTIONS[name].only
     with pytest.raises(ConfigError) as caught:
         build_options({"trainer": trainer, name: OPTIONS[name].default})
     said = str(caught.value)
@@ -506,7 +507,7 @@ def test_a_start_script_does_not_overrule_a_preset_or_a_run_that_is_resumed(pass
         words = passed_on(script, "--resume", "runs/x")
         assert words == ["--trainer", trainer, "--resume", "runs/x"]
         saved = build_options({"trainer": trainer, "num_envs": 8, "env": "Other-v0"})
-        assert build_options(changes_of(parse_arguments(words)), saved=saved) == saved
+        assert build_options(TABLE.changes(parse_arguments(words)), saved=saved) == saved
 
 
 def test_the_python_of_a_start_script_may_be_a_name_on_the_path(tmp_path: Path, passed_on: Any) -> None:
@@ -517,7 +518,7 @@ def test_the_python_of_a_start_script_may_be_a_name_on_the_path(tmp_path: Path, 
 @pytest.mark.parametrize("word", ["-200", "-1e3", "-.5", "-2.5E+2"])
 def test_a_negative_number_is_a_value_and_not_a_flag(word: str) -> None:
     flags = parse_arguments(["--target-return", word, "--num_envs", "8"])
-    assert changes_of(flags) == {"target_return": float(word), "num_envs": 8}
+    assert TABLE.changes(flags) == {"target_return": float(word), "num_envs": 8}
 
 
 def test_a_function_that_cannot_be_called_so_is_one_sentence() -> None:

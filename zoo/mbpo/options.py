@@ -2,209 +2,143 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async.config import number_between, one_of, positive_number, whole_number
+from lzero_async.config import one_of, positive_number
 from lzero_async.errors import ConfigError
+from lzero_async.options import (
+    Option,
+    OptionTable,
+    arguments,
+    between,
+    device,
+    flag,
+    nonempty,
+    optional,
+    seed,
+    whole,
+    words,
+)
 from zoo.mbpo.envs import split
 from zoo.mbpo.learner_options import LearnerOptions
 
-Check = Callable[[str, Any], Any]
 SYNC, BATCH, CONTINUOUS = "sync", "batch", "continuous"
 TRAINERS: Final = (SYNC, BATCH, CONTINUOUS)
 AUTOMATIC: Final = -1
 LEARNER: Final = LearnerOptions()
-
-
-def _whole(low: int) -> Check:
-    return lambda name, value: whole_number(name, value, low)
-
-
-def _between(low: float, high: float) -> Check:
-    return lambda name, value: number_between(name, value, low, high)
-
-
-def _words(*words: str) -> Check:
-    return lambda name, value: one_of(name, value, words)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; it must be text.")
-    return value
-
-
-def _name(name: str, value: Any) -> str:
-    if not _text(name, value).strip():
-        raise ConfigError(f"{name} is empty; it must not be.")
-    return str(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; it must be true or false.")
-    return value
-
-
-def _seed(name: str, value: Any) -> int:
-    if whole_number(name, value, 0) >= 2**31:
-        raise ConfigError(f"{name} is {value!r}; it must be below 2**31.")
-    return int(value)
-
-
-def _device(name: str, value: Any) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", _text(name, value)):
-        raise ConfigError(f"{name} is {value!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:' and a number.")
-    return str(value)
-
-
-def _arguments(name: str, value: Any) -> dict[str, Any]:
-    """A JSON object, or NAME=VALUE pairs with commas between them."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    text = _text(name, value).strip()
-    if text.startswith("{"):
-        try:
-            return dict(json.loads(text))
-        except ValueError as error:
-            raise ConfigError(f"{name} is {value!r}, which is not JSON ({error}); write it as g=9.81,m=1.") from error
-    found: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, word = part.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"{name} has {part!r}, which is not NAME=VALUE; write it as g=9.81,m=1.")
-        try:
-            found[key.strip()] = json.loads(word)
-        except ValueError:
-            found[key.strip()] = word.strip()
-    return found
-
-
-class Option(NamedTuple):
-    """One option; `trainers` names those that use it."""
-
-    default: Any
-    check: Check
-    help: str
-    trainers: tuple[str, ...] = TRAINERS
-
-
 ONE_BY_ONE = (SYNC, BATCH)
 GROUPS: dict[str, dict[str, Option]] = {
     "environment": {
-        "env": Option("Pendulum-v1", _name, "gymnasium id (also module:Name-v0); --task is another name for it"),
-        "num_envs": Option(64, _whole(1), "environments in all"),
-        "env_args": Option({}, _arguments, "arguments of the environment, as g=9.81 or as JSON"),
+        "env": Option("Pendulum-v1", nonempty, "gymnasium id (also module:Name-v0); --task is another name for it"),
+        "num_envs": Option(64, whole(1), "environments in all"),
+        "env_args": Option({}, arguments, "arguments of the environment, as g=9.81 or as JSON"),
         "step_seconds": Option(
-            0.0, _between(0, 3600), "extra seconds that each vector step waits, as a slow simulator would"
+            0.0, between(0, 3600), "extra seconds that each vector step waits, as a slow simulator would"
         ),
     },
     "run": {
-        "trainer": Option(BATCH, _words(*TRAINERS), "sync, batch (v2, RSL-RL style) or continuous (v1)"),
-        "exp_name": Option("runs/mbpo", _name, "folder for everything that the run writes"),
-        "seed": Option(0, _seed, "seed of everything random"),
-        "max_steps": Option(50_000, _whole(0), "real environment steps trained on after which to end (0: no limit)"),
-        "max_seconds": Option(0.0, _between(0, 1e9), "seconds after which to end (0: no limit)"),
+        "trainer": Option(BATCH, words(*TRAINERS), "sync, batch (v2, RSL-RL style) or continuous (v1)"),
+        "exp_name": Option("runs/mbpo", nonempty, "folder for everything that the run writes"),
+        "seed": Option(0, seed, "seed of everything random"),
+        "max_steps": Option(50_000, whole(0), "real environment steps trained on after which to end (0: no limit)"),
+        "max_seconds": Option(0.0, between(0, 1e9), "seconds after which to end (0: no limit)"),
         "target_return": Option(
-            None, lambda name, value: None if value is None else number_between(name, value, -1e12, 1e12),
-            "evaluation return that ends the run (default: none)",
+            None, optional(between(-1e12, 1e12)), "evaluation return that ends the run (default: none)", kind=float
         ),
-        "random_steps": Option(1_000, _whole(0), "real steps at the start with uniform actions"),
-        "eval_every": Option(5, _whole(0), "trains (batches of real data) between evaluations (0: none)"),
-        "eval_episodes": Option(20, _whole(1), "episodes of an evaluation"),
-        "checkpoint_every": Option(20, _whole(0), "trains between checkpoints (0: only at the end)"),
-        "log_interval": Option(1_000, _whole(1), "agent updates between two log lines"),
-        "wandb": Option("off", _words("off", "offline", "online"), "Weights & Biases: off, offline (no account) or online"),
-        "trace": Option(True, _flag, "write trace.json, which Perfetto opens"),
+        "random_steps": Option(1_000, whole(0), "real steps at the start with uniform actions"),
+        "eval_every": Option(5, whole(0), "trains (batches of real data) between evaluations (0: none)"),
+        "eval_episodes": Option(20, whole(1), "episodes of an evaluation"),
+        "checkpoint_every": Option(20, whole(0), "trains between checkpoints (0: only at the end)"),
+        "log_interval": Option(1_000, whole(1), "agent updates between two log lines"),
+        "wandb": Option("off", words("off", "offline", "online"), "Weights & Biases: off, offline (no account) or online"),
+        "trace": Option(True, flag, "write trace.json, which Perfetto opens"),
     },
     "where": {
-        "device": Option("auto", _device, "of the learner: auto, cpu, cuda or cuda:N"),
+        "device": Option("auto", device, "of the learner: auto, cpu, cuda or cuda:N"),
         "backend": Option(
-            "auto", _words("auto", "inline", "thread", "process"),
+            "auto", words("auto", "inline", "thread", "process"),
             "where the roles live; auto: inline for sync, else processes",
         ),
-        "torch_threads": Option(0, _whole(0), "torch threads of each role that learns (0: one, or all for sync)"),
-        "max_restarts": Option(5, _whole(0), "restarts in a row of a collector that fails"),
+        "torch_threads": Option(0, whole(0), "torch threads of each role that learns (0: one, or all for sync)"),
+        "max_restarts": Option(5, whole(0), "restarts in a row of a collector that fails"),
         "restart_backoff": Option(0.2, positive_number, "seconds before the first of them, doubling"),
     },
     "pace: the same for every trainer; per real transition, fractions carry over": {
-        "updates_per_step": Option(1.0, _between(0, 1000), "agent updates"),
-        "dynamics_updates_per_step": Option(0.5, _between(0, 1000), "dynamics updates"),
-        "rollouts_per_step": Option(0.7, _between(0, 10_000), "model rollouts begun"),
+        "updates_per_step": Option(1.0, between(0, 1000), "agent updates"),
+        "dynamics_updates_per_step": Option(0.5, between(0, 1000), "dynamics updates"),
+        "rollouts_per_step": Option(0.7, between(0, 10_000), "model rollouts begun"),
     },
     "sync and batch": {
-        "num_steps_per_env": Option(24, _whole(1), "steps of every environment in one batch", ONE_BY_ONE),
+        "num_steps_per_env": Option(24, whole(1), "steps of every environment in one batch", ONE_BY_ONE),
         "batch_queue_size": Option(
-            10, _whole(1), "batches that may wait for training; also the staleness bound, in batches", (BATCH,)
+            10, whole(1), "batches that may wait for training; also the staleness bound, in batches", (BATCH,)
         ),
     },
     "continuous": {
-        "num_collectors": Option(4, _whole(1), "collectors, a process each; they share the environments", (CONTINUOUS,)),
+        "num_collectors": Option(4, whole(1), "collectors, a process each; they share the environments", (CONTINUOUS,)),
         "max_queue_size": Option(
-            1_000, _whole(1),
+            1_000, whole(1),
             "real transitions that may wait in the queue; if collectors wait, at least one batch of each", (CONTINUOUS,),
         ),
-        "collection_batch_size": Option(256, _whole(1), "real transitions of one collect", (CONTINUOUS,)),
+        "collection_batch_size": Option(256, whole(1), "real transitions of one collect", (CONTINUOUS,)),
         "when_full": Option(
-            "drop_oldest", _words("drop_oldest", "wait"),
+            "drop_oldest", words("drop_oldest", "wait"),
             "what a full queue does: drop its oldest batch (counted), or let collectors wait", (CONTINUOUS,),
         ),
         "queue_order": Option(
-            "fifo", _words("fifo", "newest", "reward"),
+            "fifo", words("fifo", "newest", "reward"),
             "which batch is trained first (and the opposite dropped first): fifo, that of the newest policy, or of the highest "
             "mean reward", (CONTINUOUS,),
         ),
         "off_policy_degree": Option(
-            AUTOMATIC, _whole(AUTOMATIC),
+            AUTOMATIC, whole(AUTOMATIC),
             "staleness bound of real batches, in trains; -1: kept by the queue's length if collectors wait, else only reported",
             (CONTINUOUS,),
         ),
         "max_train_ahead": Option(
-            4, _whole(0), "trains in a row on the data at hand while no batch waits", (CONTINUOUS,)
+            4, whole(0), "trains in a row on the data at hand while no batch waits", (CONTINUOUS,)
         ),
         "model_queue_size": Option(
-            8, _whole(1), "batches of model data that may wait for the agent; the oldest is dropped", (CONTINUOUS,)
+            8, whole(1), "batches of model data that may wait for the agent; the oldest is dropped", (CONTINUOUS,)
         ),
         "adaptive_queue": Option(
-            False, _flag, "let the queue's length follow its use, which is kept at 50 to 80 %", (CONTINUOUS,)
+            False, flag, "let the queue's length follow its use, which is kept at 50 to 80 %", (CONTINUOUS,)
         ),
         "adaptive_collectors": Option(
-            False, _flag, "let the number of active collectors follow the learner's hunger", (CONTINUOUS,)
+            False, flag, "let the number of active collectors follow the learner's hunger", (CONTINUOUS,)
         ),
         "adaptive_batch": Option(
-            False, _flag, "let collection_batch_size follow it, from a quarter to four times", (CONTINUOUS,)
+            False, flag, "let collection_batch_size follow it, from a quarter to four times", (CONTINUOUS,)
         ),
     },
     "agent": {
-        "hidden_size": Option(LEARNER.hidden_size, _whole(1), "width of actor and critics"),
-        "hidden_layers": Option(LEARNER.hidden_layers, _whole(1), "hidden layers of actor and critics"),
+        "hidden_size": Option(LEARNER.hidden_size, whole(1), "width of actor and critics"),
+        "hidden_layers": Option(LEARNER.hidden_layers, whole(1), "hidden layers of actor and critics"),
         "learning_rate": Option(LEARNER.learning_rate, positive_number, "of actor, critics and temperature"),
-        "discount": Option(LEARNER.discount, _between(0, 1), "per step"),
-        "tau": Option(LEARNER.tau, _between(0, 1), "share by which the target critics follow at each update"),
-        "batch_size": Option(LEARNER.batch_size, _whole(1), "transitions of an agent update"),
-        "real_ratio": Option(LEARNER.real_ratio, _between(0, 1), "share of real ones among them; 1: real data only"),
-        "sampling": Option(LEARNER.sampling, _words("uniform", "recent", "priority"), "how both buffers are sampled"),
-        "real_buffer_size": Option(LEARNER.real_buffer_size, _whole(1), "real transitions kept"),
-        "model_buffer_size": Option(LEARNER.model_buffer_size, _whole(1), "model transitions kept"),
+        "discount": Option(LEARNER.discount, between(0, 1), "per step"),
+        "tau": Option(LEARNER.tau, between(0, 1), "share by which the target critics follow at each update"),
+        "batch_size": Option(LEARNER.batch_size, whole(1), "transitions of an agent update"),
+        "real_ratio": Option(LEARNER.real_ratio, between(0, 1), "share of real ones among them; 1: real data only"),
+        "sampling": Option(LEARNER.sampling, words("uniform", "recent", "priority"), "how both buffers are sampled"),
+        "real_buffer_size": Option(LEARNER.real_buffer_size, whole(1), "real transitions kept"),
+        "model_buffer_size": Option(LEARNER.model_buffer_size, whole(1), "model transitions kept"),
     },
     "dynamics and rollouts": {
-        "ensemble_size": Option(LEARNER.ensemble_size, _whole(1), "dynamics networks"),
-        "num_elites": Option(LEARNER.num_elites, _whole(1), "of them, used by rollouts"),
-        "dynamics_hidden_size": Option(LEARNER.dynamics_hidden_size, _whole(1), "width of a dynamics network"),
-        "dynamics_layers": Option(LEARNER.dynamics_layers, _whole(1), "its hidden layers"),
+        "ensemble_size": Option(LEARNER.ensemble_size, whole(1), "dynamics networks"),
+        "num_elites": Option(LEARNER.num_elites, whole(1), "of them, used by rollouts"),
+        "dynamics_hidden_size": Option(LEARNER.dynamics_hidden_size, whole(1), "width of a dynamics network"),
+        "dynamics_layers": Option(LEARNER.dynamics_layers, whole(1), "its hidden layers"),
         "dynamics_learning_rate": Option(LEARNER.dynamics_learning_rate, positive_number, "of the dynamics networks"),
-        "dynamics_batch_size": Option(LEARNER.dynamics_batch_size, _whole(1), "transitions of an update, for each network"),
-        "rollout_length": Option(LEARNER.rollout_length, _whole(1), "steps of a model rollout"),
-        "rollout_batch_size": Option(LEARNER.rollout_batch_size, _whole(1), "rollouts made at once"),
+        "dynamics_batch_size": Option(LEARNER.dynamics_batch_size, whole(1), "transitions of an update, for each network"),
+        "rollout_length": Option(LEARNER.rollout_length, whole(1), "steps of a model rollout"),
+        "rollout_batch_size": Option(LEARNER.rollout_batch_size, whole(1), "rollouts made at once"),
     },
 }  # fmt: skip
-OPTIONS: dict[str, Option] = {name: option for group in GROUPS.values() for name, option in group.items()}
+TABLE: Final = OptionTable(GROUPS, other_flags=("preset", "resume", "headless", "task"))
+OPTIONS: Final = TABLE.options
 PRESETS: dict[str, dict[str, Any]] = {
     f"envs{num_envs}": {
         "trainer": CONTINUOUS,
@@ -244,7 +178,7 @@ def build_options(changes: Mapping[str, Any], *, preset: str = "", saved: Mappin
     Of a saved run that another trainer goes on with, what belongs to the old trainer is left out.
     """
     for name in changes:
-        check_known(name)
+        TABLE.check_known(name)
     values = {name: option.default for name, option in OPTIONS.items()}
     given = dict(changes)
     if preset:
@@ -257,11 +191,11 @@ def build_options(changes: Mapping[str, Any], *, preset: str = "", saved: Mappin
         given = {**PRESETS[preset], **given}
     if saved is not None:
         values |= {name: value for name, value in saved.items() if name in OPTIONS}
-    trainer = _checked("trainer", given.get("trainer", values["trainer"]))
+    trainer = OPTIONS["trainer"].check("trainer", given.get("trainer", values["trainer"]))
     if saved is not None and "backend" not in given and (trainer == SYNC) != (values["trainer"] == SYNC):
         values["backend"] = "auto"  # what the old trainer lived in does not serve the new one
     for name in given:
-        if trainer not in OPTIONS[name].trainers:
+        if not OPTIONS[name].belongs_to(trainer):
             raise ConfigError(_belongs_elsewhere(name, trainer))
     options = check_options({**values, **given})
     if (
@@ -277,16 +211,10 @@ def build_options(changes: Mapping[str, Any], *, preset: str = "", saved: Mappin
 
 def check_options(values: Mapping[str, Any]) -> EasyDict:
     """Reject unknown names, bad values, and values that clash; return an EasyDict of them all."""
-    for name in values:
-        check_known(name)
-    options = EasyDict({name: _checked(name, values.get(name, option.default)) for name, option in OPTIONS.items()})
+    options = EasyDict(TABLE.check(values))
     options.env_args = dict(options.env_args)
     _check_together(options)
     return options
-
-
-def _checked(name: str, value: Any) -> Any:
-    return OPTIONS[name].check(name, value)
 
 
 def _check_together(options: EasyDict) -> None:
@@ -329,16 +257,8 @@ def _check_continuous(options: EasyDict) -> None:
             )
 
 
-def check_known(name: str, others: Iterable[str] = ()) -> None:
-    """Raise ConfigError, with the nearest name, one of `others` too, if there is no such option."""
-    if name not in OPTIONS:
-        close = difflib.get_close_matches(name, [*OPTIONS, *others], n=1)
-        hint = f"did you mean {close[0]}?" if close else "--help lists them."
-        raise ConfigError(f"There is no option {name}; {hint}")
-
-
 def _belongs_elsewhere(name: str, trainer: str) -> str:
-    home = OPTIONS[name].trainers
+    home = OPTIONS[name].only
     instead = INSTEAD.get((name, trainer), "leave it out")
     return (
         f"{name} belongs to the {' and '.join(home)} trainer, and this run's is {trainer}: {instead}, "
@@ -349,20 +269,6 @@ def _belongs_elsewhere(name: str, trainer: str) -> str:
 def queue_batches(options: EasyDict) -> int:
     """Batches that the continuous trainer's queue holds: `max_queue_size` transitions, to the nearest batch."""
     return max(1, round(options.max_queue_size / options.collection_batch_size))
-
-
-def device_of(options: EasyDict) -> str:
-    """The learner's device; 'auto' is cuda where there is one."""
-    if options.device == "auto":
-        import torch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if str(options.device).startswith("cuda"):
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ConfigError(f"device is {options.device!r}, but torch sees no GPU here; use --device cpu.")
-    return str(options.device)
 
 
 def backend_of(options: EasyDict) -> str:

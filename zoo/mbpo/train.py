@@ -14,8 +14,6 @@ in its folder (--exp_name): checkpoints, TensorBoard scalars (log/), a trace, a 
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +24,8 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lzero_async.application import carry_through
-from lzero_async.errors import ConfigError
+from lzero_async.options import device_of
+from lzero_async.options import make_parser as plain_parser
 from lzero_async.run_folder import (
     exit_code,
     find_checkpoint,
@@ -37,25 +36,15 @@ from lzero_async.run_folder import (
     say_places,
     write_json,
 )
-from zoo.mbpo.options import CONTINUOUS, GROUPS, OPTIONS, PRESETS, build_options, check_known, device_of
+from zoo.mbpo.options import CONTINUOUS, OPTIONS, PRESETS, TABLE, build_options
 from zoo.mbpo.sources import GymSource
 
 ENDS = {"stop_fn": "max_steps", "max_collect": "max_steps", "eval_target": "target_return"}
-OTHER_FLAGS = ("preset", "resume", "headless", "task")  # that are no options
-NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
-TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 def make_parser(description: str = __doc__, prog: str = "train.py") -> argparse.ArgumentParser:
     """The command line, made from the options themselves; flags that are not given are left out of the result."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage=f"{prog} [options]",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
+    parser = plain_parser(description, prog)
     parser.add_argument(
         "--preset", choices=PRESETS, default="", help="sizes of the continuous trainer for 64, 128 or 256 environments"
     )
@@ -67,16 +56,7 @@ def make_parser(description: str = __doc__, prog: str = "train.py") -> argparse.
     parser.add_argument(
         "--headless", action="store_true", default=False, help="accepted and without effect: nothing is shown"
     )
-    for title, group in GROUPS.items():
-        section = parser.add_argument_group(title)
-        for name, option in group.items():
-            default = "" if option.default in (None, {}) else f" (default: {_shown(option.default)})"
-            flags = [f"--{name}", *(["--task"] if name == "env" else [])]
-            section.add_argument(
-                *flags, dest=name, help=(option.help + default).replace("%", "%%"), metavar=_metavar(option.default),
-                nargs="?" if isinstance(option.default, bool) else None,
-                const="true" if isinstance(option.default, bool) else None,
-            )  # fmt: skip
+    TABLE.add_to(parser, {"env": ["--task"]})
     return parser
 
 
@@ -84,45 +64,7 @@ def parse_arguments(
     arguments: list[str] | None = None, parser: argparse.ArgumentParser | None = None
 ) -> argparse.Namespace:
     """The flags, hyphens turned into underscores."""
-    words: list[str] = []
-    for word in map(_with_underscores, sys.argv[1:] if arguments is None else arguments):
-        if NEGATIVE.fullmatch(word) and words and words[-1].startswith("--"):
-            words[-1] += f"={word}"  # argparse takes -1e3 for a flag
-        else:
-            words.append(word)
-    flags, unknown = (parser or make_parser()).parse_known_args(words)
-    if unknown:
-        if unknown[0].startswith("--"):
-            check_known(unknown[0].partition("=")[0].removeprefix("--"), OTHER_FLAGS)
-        raise ConfigError(f"{unknown[0]!r} cannot be read; write options as --num_envs 64.")
-    return flags
-
-
-def _with_underscores(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word.partition("=")
-    return "--" + flag[2:].replace("-", "_") + equals + value
-
-
-def changes_of(flags: argparse.Namespace) -> dict[str, Any]:
-    """The options among the flags, each as the kind of value that its default is."""
-    return {name: _read(name, value) for name, value in vars(flags).items() if name in OPTIONS}
-
-
-def _read(name: str, text: str) -> Any:
-    default = OPTIONS[name].default
-    if isinstance(default, bool):
-        if text.lower() not in TRUTH:
-            raise ConfigError(f"{name} is {text!r}; it must be true or false.")
-        return TRUTH[text.lower()]
-    if isinstance(default, (int, float)) or name == "target_return":
-        try:
-            return int(text.replace("_", "")) if isinstance(default, int) else float(text)
-        except ValueError:
-            kind = "a whole number" if isinstance(default, int) else "a number"
-            raise ConfigError(f"{name} is {text!r}; it must be {kind}.") from None
-    return text
+    return TABLE.parse(parser or make_parser(), arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -132,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] | None = None) -> int:
     """Options, folder; then train, evaluate once more, and say where everything is."""
-    changes = changes_of(flags)
+    changes = TABLE.changes(flags)
     saved = find_checkpoint(flags.resume, changes.get("exp_name", OPTIONS["exp_name"].default))
     state = None
     if saved is not None:
@@ -232,16 +174,6 @@ def _hint(coordinator: dict[str, Any], adaptive: bool) -> str:
         f"{dropped / collected:.0%} of the collected batches were dropped: the environments are faster than the learner. "
         f"--when_full wait{'' if adaptive else ', --adaptive_collectors'} or --trainer batch leave the cores to the learner."
     )
-
-
-def _shown(default: Any) -> str:
-    return json.dumps(default) if isinstance(default, bool) else str(default)
-
-
-def _metavar(default: Any) -> str:
-    if isinstance(default, bool):
-        return "BOOL"
-    return "N" if isinstance(default, int) else "X" if isinstance(default, float) or default is None else "WORD"
 
 
 if __name__ == "__main__":

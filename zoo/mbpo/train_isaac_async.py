@@ -22,8 +22,8 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lzero_async.errors import ConfigError
+from lzero_async.options import device_of
 from lzero_async.run_folder import exit_code
-from zoo.mbpo.options import device_of
 from zoo.mbpo.sources import TensorSource
 from zoo.mbpo.train import make_parser, parse_arguments, train
 

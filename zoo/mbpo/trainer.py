@@ -20,12 +20,13 @@ from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
 from lzero_async.application import Application
 from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
+from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
 from lzero_async.types import BackgroundContext, Batch, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
 from lzero_async.utilisation import Utilisation
 from zoo.mbpo.data_collector import AsyncDataCollector
-from zoo.mbpo.options import backend_of, device_of
+from zoo.mbpo.options import backend_of
 from zoo.mbpo.roles import make_role
 from zoo.mbpo.saving import check_same_run
 from zoo.mbpo.sources import EnvSource, GymSource
