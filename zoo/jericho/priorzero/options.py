@@ -6,29 +6,16 @@ import ast
 import copy
 import difflib
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from easydict import EasyDict
 
-from lzero_async.config import number_between, one_of, positive_number, whole_number
+from lzero_async.config import one_of, positive_number
 from lzero_async.errors import ConfigError
+from lzero_async.options import Check, between, device, flag, nonempty, present_device, seed, text, whole, words
 from zoo.jericho.priorzero import priorzero_config
-
-Check = Callable[[str, Any], Any]
-
-
-def _whole(low: int) -> Check:
-    return lambda name, value: whole_number(name, value, low)
-
-
-def _between(low: float, high: float) -> Check:
-    return lambda name, value: number_between(name, value, low, high)
-
-
-def _words(*words: str) -> Check:
-    return lambda name, value: one_of(name, value, words)
 
 
 def _subset(*words: str) -> Check:
@@ -42,77 +29,47 @@ def _subset(*words: str) -> Check:
     return check
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; it must be text.")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; it must be True or False.")
-    return value
-
-
-def _name(name: str, value: Any) -> str:
-    if not _text(name, value).strip():
-        raise ConfigError(f"{name} is empty; it must name a folder.")
-    return str(value)
-
-
-def _device(name: str, value: Any) -> str:
-    text = _text(name, value).strip()
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
-        raise ConfigError(f"{name} is {value!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:' and a number.")
-    return text
-
-
 def _devices(name: str, value: Any) -> str:
-    return ",".join(_device(name, part) for part in _text(name, value).split(","))
+    return ",".join(device(name, part) for part in text(name, value).split(","))
 
 
-def _seed(name: str, value: Any) -> int:
-    if whole_number(name, value, 0) >= 2**32:
-        raise ConfigError(f"{name} is {value!r}; it must be below 2**32.")
-    return int(value)
-
-
+_seed = partial(seed, bits=32)
 _modes = _subset("prior", "world_model", "llm")
-_share = _between(0, 1)
+_share = between(0, 1)
 
 RULES: dict[str, dict[str, Check]] = {
     "env_config": dict(
-        env_id=_name, rom_dir=_text, max_steps=_whole(1), max_action_num=_whole(2), observation=_words("state", "full"),
-        collector_env_num=_whole(1), evaluator_env_num=_whole(1), step_timeout=positive_number, valid_action_store=_text,
-        env_asynchrony=_words("auto", "on", "off"), max_batch=_whole(0), max_wait_ms=_between(0, 60_000),
+        env_id=nonempty, rom_dir=text, max_steps=whole(1), max_action_num=whole(2), observation=words("state", "full"),
+        collector_env_num=whole(1), evaluator_env_num=whole(1), step_timeout=positive_number, valid_action_store=text,
+        env_asynchrony=words("auto", "on", "off"), max_batch=whole(0), max_wait_ms=between(0, 60_000),
     ),
     "policy_config": dict(
-        off_policy_degree=_whole(-1), enable_async_eval=_flag, num_collectors=_whole(1),
-        backend=_words("auto", "inline", "thread", "process"), staleness_policy=_words("wait", "drop", "allow"),
-        adaptive_degree=_flag, max_degree=_whole(1), max_restarts=_whole(0), restart_backoff=positive_number,
-        hang_timeout=_between(1, 1e6), n_episode=_whole(1), update_per_collect=_whole(0),
-        replay_ratio=positive_number, batch_size=_whole(2), replay_buffer_size=_whole(1), game_segment_length=_whole(1),
-        num_unroll_steps=_whole(4), td_steps=_whole(1), discount_factor=_share, num_simulations=_whole(1),
-        root_window=_whole(1), reanalyze_ratio=_share, use_priority=_flag, absorbing_steps=_whole(0),
-        learning_rate=positive_number, weight_decay=_between(0, 1), grad_clip_value=positive_number,
-        target_update_theta=_share, temperature_start=_between(0, 10), temperature_end=_between(0, 10),
-        temperature_decay_steps=_whole(1), epsilon=_share, stuck_steps=_whole(0), stuck_epsilon=_share,
+        off_policy_degree=whole(-1), enable_async_eval=flag, num_collectors=whole(1),
+        backend=words("auto", "inline", "thread", "process"), staleness_policy=words("wait", "drop", "allow"),
+        adaptive_degree=flag, max_degree=whole(1), max_restarts=whole(0), restart_backoff=positive_number,
+        hang_timeout=between(1, 1e6), n_episode=whole(1), update_per_collect=whole(0),
+        replay_ratio=positive_number, batch_size=whole(2), replay_buffer_size=whole(1), game_segment_length=whole(1),
+        num_unroll_steps=whole(4), td_steps=whole(1), discount_factor=_share, num_simulations=whole(1),
+        root_window=whole(1), reanalyze_ratio=_share, use_priority=flag, absorbing_steps=whole(0),
+        learning_rate=positive_number, weight_decay=between(0, 1), grad_clip_value=positive_number,
+        target_update_theta=_share, temperature_start=between(0, 10), temperature_end=between(0, 10),
+        temperature_decay_steps=whole(1), epsilon=_share, stuck_steps=whole(0), stuck_epsilon=_share,
         root_noise_weight=_share, root_dirichlet_alpha=positive_number,
-        embed_dim=_whole(8), num_layers=_whole(1), num_heads=_whole(1), dropout=_between(0, 0.9),
-        policy_entropy_weight=_between(0, 10), learner_device=_device, collector_devices=_devices,
-        evaluator_device=_device, torch_threads=_whole(0),
+        embed_dim=whole(8), num_layers=whole(1), num_heads=whole(1), dropout=between(0, 0.9),
+        policy_entropy_weight=between(0, 10), learner_device=device, collector_devices=_devices,
+        evaluator_device=device, torch_threads=whole(0),
     ),
     "llm_config": dict(
-        llm_engine=_words("transformers", "vllm"), llm=_text, llm_url=_text, llm_devices=_devices, tensor_parallel_size=_whole(1),
-        gpu_memory_utilization=_share, root_policy=_words("llm_logits", "wm_logits", "llm_plus_wm_logits"),
-        llm_weight=_share, weighting=_words("fixed", "adaptive"), history_length=_whole(0), use_cot=_flag,
-        prior_temperature=positive_number, reduction=_words("mean", "sum"), prior_cache_size=_whole(1), repeatable_prior=_flag,
+        llm_engine=words("transformers", "vllm"), llm=text, llm_url=text, llm_devices=_devices, tensor_parallel_size=whole(1),
+        gpu_memory_utilization=_share, root_policy=words("llm_logits", "wm_logits", "llm_plus_wm_logits"),
+        llm_weight=_share, weighting=words("fixed", "adaptive"), history_length=whole(0), use_cot=flag,
+        prior_temperature=positive_number, reduction=words("mean", "sum"), prior_cache_size=whole(1), repeatable_prior=flag,
     ),
-    "encoder_config": dict(encoder_model=_text, max_tokens=_whole(8), cache_size=_whole(1)),
+    "encoder_config": dict(encoder_model=text, max_tokens=whole(8), cache_size=whole(1)),
     "run_config": dict(
-        exp_name=_name, seed=_seed, max_iter=_whole(0), max_env_step=_whole(0), max_seconds=_between(0, 1e9),
-        target_score=_between(0, 1e9), eval_every=_whole(0), eval_episodes=_whole(1), eval_modes=_modes, final_eval_modes=_modes,
-        eval_temperature=_between(0, 10), checkpoint_every=_whole(0), checkpoint_buffer=_flag, trace=_flag,
+        exp_name=nonempty, seed=_seed, max_iter=whole(0), max_env_step=whole(0), max_seconds=between(0, 1e9),
+        target_score=between(0, 1e9), eval_every=whole(0), eval_episodes=whole(1), eval_modes=_modes, final_eval_modes=_modes,
+        eval_temperature=between(0, 10), checkpoint_every=whole(0), checkpoint_buffer=flag, trace=flag,
     ),
 }  # fmt: skip
 
@@ -139,10 +96,10 @@ def build_options(
                 _put(sections, f"{section}.{key}", value)
     for path, value in (changes or {}).items():
         _put(sections, path, value)
-    for text in assignments:
-        path, equals, value = text.partition("=")
+    for assignment in assignments:
+        path, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigError(f"--set {text!r} has no '='; write it as --set policy_config.batch_size=64.")
+            raise ConfigError(f"--set {assignment!r} has no '='; write it as --set policy_config.batch_size=64.")
         _put(sections, path.strip(), _parse(value.strip()))
     return check_options(sections)
 
@@ -316,17 +273,7 @@ def device_of(devices: str, number: int) -> str:
 
 def check_device(device: str) -> str:
     """The device to use, or a ConfigError when it is not there."""
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"A device is {device!r}, but torch finds no GPU; set it to 'auto' or 'cpu'.")
-    if ":" in device and int(device.partition(":")[2]) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"A device is {device!r}, but torch finds {torch.cuda.device_count()} GPU(s), from cuda:0 on."
-        )
-    return device
+    return present_device("A device", device, "set it to 'auto' or 'cpu'")
 
 
 def unizero_config(options: EasyDict, features: int, device: str = "cpu") -> EasyDict:
