@@ -20,10 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lzero_async.errors import ConfigError
-from zoo.mbpo.envs import _make as make_by_id
+from zoo.mbpo.envs import make_by_id
 
 KINDS = ("discrete", "box")
 API = "it must have gymnasium's interface: observation_space, action_space, reset(seed=...), step(action) and close()"
+EXTRAS = {
+    "nasim": "Install it with: pip install '.[nasim]'.",
+    "tkinter": "It belongs to Python, not to pip: install python3-tk, or what your system calls it.",
+}
 
 
 class Spaces(NamedTuple):
@@ -124,7 +128,8 @@ def _factory(spec: str) -> Callable[..., Any] | None:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError) as failure:
-        raise ConfigError(f"env is {spec!r}, but {module_name!r} cannot be imported: {failure}.") from failure
+        reason = f"env is {spec!r}, but {module_name!r} cannot be imported: {failure}."
+        raise ConfigError(" ".join([reason, *_install_hint(module_name, failure)])) from failure
     found = getattr(module, name, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
@@ -135,6 +140,12 @@ def _factory(spec: str) -> Callable[..., Any] | None:
         f"env is {spec!r}, but {module_name} has no function {name!r} and registers no such environment. "
         + (f"Did you mean {module_name}:{close[0]}?" if close else "Write it as module:function.")
     )
+
+
+def _install_hint(module_name: str, failure: Exception) -> list[str]:
+    """How to get what an import lacked, if it is known: that package, or else the one whose module was asked for."""
+    lacked = (getattr(failure, "name", None) or "").lstrip("_")
+    return [EXTRAS[name] for name in (lacked, module_name.partition(".")[0]) if name in EXTRAS][:1]
 
 
 def _check_arguments(spec: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class GymEnvs:
     ) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self.obs_size, self.action_size, self.max_steps = describe(env_id, env_args)
-        makers = [partial(_make, env_id, dict(env_args or {}))] * self.num_envs
+        makers = [partial(make_by_id, env_id, dict(env_args or {}))] * self.num_envs
         self._vector = _vector(makers, asynchronous)
         box = self._vector.single_action_space
         low, high = box.low.astype(np.float32), box.high.astype(np.float32)
@@ -103,7 +103,7 @@ class GymEnvs:
 
 def describe(env_id: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
     """The sizes of an environment, found by making one; raises ConfigError for one that SAC cannot play."""
-    env = _make(env_id, dict(env_args or {}))
+    env = make_by_id(env_id, dict(env_args or {}))
     try:
         limit = None if env.spec is None else env.spec.max_episode_steps
         return EnvSpec(
@@ -141,7 +141,7 @@ def _vector(makers: list[Callable[[], Any]], asynchronous: bool) -> Any:
     return SyncVectorEnv(makers, copy=False)
 
 
-def _make(env_id: str, env_args: dict[str, Any]) -> Any:
+def make_by_id(env_id: str, env_args: dict[str, Any]) -> Any:
     """One environment without gymnasium's checker, whose warnings and time a collector does not want."""
     import gymnasium
     from gymnasium import error
