@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
 from lzero_async.backends import Backend, Worker, ask_again
+from lzero_async.calls import CallStop
 from lzero_async.coordinator import AsyncTrainingCoordinator
+from lzero_async.progress import Progress
 from lzero_async.records import Records
-from lzero_async.run_folder import INTERRUPTED, LAST_CHECKPOINT, write_json
-from lzero_async.types import RunResult, StopSignal
+from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, write_json
+from lzero_async.types import EvalContext, EvalResult, RunResult, StopSignal
 
+KEPT_EVALUATIONS: Final = 10_000
+KEPT_VERSIONS: Final = 1_000
+SCORES: Final = ("mean_return", "min_return", "max_return", "mean_length")
 log = logging.getLogger(__name__)
 
 
@@ -161,3 +168,83 @@ class Application(ABC):
                 failed = failed or error
         if failed is not None:
             raise failed
+
+
+class ScoredApplication(Application):
+    """A run whose evaluator answers `evaluate(version, weights, episodes)` with a row of SCORES, `episodes` and `returns`; the
+    best weights are kept. Options: eval_episodes, max_restarts, restart_backoff. `axis` is the count of `_now` over which
+    scalars are drawn."""
+
+    axis: ClassVar[str]
+
+    def __init__(
+        self, options: Any, folder: Path, backend: Backend, records: Records, progress: Progress | None
+    ) -> None:
+        self.options, self.folder, self.backend, self._records = options, folder, backend, records
+        self.progress = progress or Progress()
+        self.best: dict[str, Any] = {"return": None, "version": -1}
+        self.history: list[dict[str, Any]] = []  # one row per evaluation
+        self._at: dict[int, dict[str, int]] = {}  # how far the run was at the last versions
+        self._started = time.monotonic()
+
+    @abstractmethod
+    def _now(self) -> dict[str, int]:
+        """Counts that say how far the run is."""
+
+    @abstractmethod
+    def _counters(self) -> dict[str, int]:
+        """The counts that a checkpoint's description holds."""
+
+    @abstractmethod
+    def _say_evaluation(self, result: EvalResult, at: Mapping[str, int]) -> str:
+        """What to print of an evaluation of weights that were trained so far."""
+
+    def _mark(self, version: int) -> None:
+        """Remember how far the run is at this version."""
+        self._at[version] = self._now()
+        self._at.pop(version - KEPT_VERSIONS, None)
+
+    def evaluate(self, context: EvalContext) -> float:
+        """Have the evaluator play with the weights of the context; the score is the mean return."""
+        assert context.snapshot is not None
+        row = self._evaluate(context.version, context.snapshot.state, context.stop)
+        return float(row["mean_return"])
+
+    def _evaluate(self, version: int, weights: Any, stop: StopSignal) -> dict[str, Any]:
+        options = self.options
+        row: dict[str, Any] = self._ask_evaluator(
+            version, weights, options.eval_episodes, stop=stop, max_restarts=options.max_restarts,
+            restart_backoff=options.restart_backoff,
+        )  # fmt: skip
+        row |= {**self._at.get(version, self._now()), "seconds_at": time.monotonic() - self._started}
+        del row["returns"]
+        self.history = [*self.history, row][-KEPT_EVALUATIONS:]
+        self._records.scalars({f"evaluator/{name}": row[name] for name in SCORES}, row[self.axis])
+        return row
+
+    def _evaluated(self, result: EvalResult) -> None:
+        self.progress.note(self._say_evaluation(result, self._at.get(result.version, self._now())))
+        assert result.snapshot is not None
+        self._keep_best(float(result.value), result.version, result.snapshot.state)
+
+    def _keep_best(self, score: float, version: int, weights: Any) -> None:
+        if self.best["return"] is None or score > self.best["return"]:
+            self.best = {"return": score, "version": version}
+            self.learner.call("save_weights", str(self.folder / BEST_CHECKPOINT), self._description(), weights)
+
+    def final_evaluation(self) -> dict[str, Any] | None:
+        """Evaluate the last weights once more; None without an evaluator."""
+        if self.evaluator is None:
+            return None
+        version, weights = self.coordinator.shell.gate.version, self.learner.call("weights")
+        row = self._evaluate(version, weights, CallStop())
+        self._keep_best(row["mean_return"], version, weights)
+        self.save()  # the last weights may be the best
+        return row
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "options": json.loads(json.dumps(self.options)),
+            "counters": self._counters(),
+            "best": dict(self.best),
+        }

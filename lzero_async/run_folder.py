@@ -18,6 +18,7 @@ INTERRUPTED: Final = 130
 RUN_LOG: Final = "run.log"
 ROLE_OUTPUT: Final = ".out"
 LAST_CHECKPOINT: Final = Path("ckpt") / "last.safetensors"
+BEST_CHECKPOINT: Final = LAST_CHECKPOINT.with_name("best.safetensors")
 
 
 def exit_code(program: Callable[[], int]) -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from lzero_async.gate import Gate
 from lzero_async.progress import table
 
 TARGETS: Final = {"queue": (0.5, 0.8), "buffer": (0.7, 0.9), "cpu": (0.8, 1.0), "gpu": (0.9, 1.0)}
@@ -109,6 +110,25 @@ class Utilisation:
             except self._psutil.Error:
                 continue
         return list(found.values())
+
+
+class QueueUse:
+    """How full the line of waiting batches is when the learner takes one, that one included: `mean` so far (None before the
+    first look and at degree 0) and `fill` at the last look."""
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+        self.fill = 0
+        self._looks = 0
+
+    def look(self, gate: Gate) -> None:
+        """Call it when a train starts."""
+        room = gate.capacity or gate.degree
+        if room:
+            self._looks += 1
+            self.fill = min(room, len(gate.waiting))
+            before = self.mean or 0.0
+            self.mean = before + (self.fill / room - before) / self._looks
 
 
 def compare(values: Mapping[str, float | None]) -> list[TargetRow]:

@@ -110,7 +110,7 @@ def test_what_is_trained_is_what_was_started(kind: str, shares: list[int]) -> No
     lengths = {e.number: e.length for _, episodes in trained for e in episodes}
     seeds = {n: int(np.random.SeedSequence([5, 1, n]).generate_state(1)[0]) >> 1 for n in lengths}
     assert lengths == {n: 1 + seed % 20 for n, seed in seeds.items()}  # whoever played them, and none left out
-    assert pool.failed == 0
+    assert pool.statistics().failed == 0
 
 
 def test_a_slow_episode_holds_nobody_but_its_own_round() -> None:
@@ -121,8 +121,8 @@ def test_a_slow_episode_holds_nobody_but_its_own_round() -> None:
     class Watching(EpisodePool):
         def _take(self, *arguments: Any) -> None:
             super()._take(*arguments)
-            ended.append(self.ended)
-            if self.ended >= 12:  # more than one round's worth, while slow ones of the first round still play
+            ended.append(len(arguments[2].meta["numbers"]))
+            if sum(ended) >= 12:  # more than one round's worth, while slow ones of the first round still play
                 gates["slow"].set()
 
     original, module = EpisodePool, run.__globals__
@@ -140,7 +140,7 @@ def test_an_environment_that_fails_is_made_anew_and_its_episode_played_again() -
     trained: list[Any] = []
     result, pool = run("thread", [4], trained, dies=7)
     assert sorted(e.number for _, episodes in trained for e in episodes) == list(range(60))
-    assert pool.failed == len(mended) > 0
+    assert pool.statistics().failed == len(mended) > 0
     assert result.statistics["failed"] == 0
 
 

@@ -25,7 +25,7 @@ class Episode(NamedTuple):
     version: int  # of the policy, the same from the first step to the last
     number: int  # in the order in which episodes were started; no two have the same
     worker: int
-    seconds: float  # that it took to play
+    seconds: float  # spent in it: without waits for other episodes
 
     @property
     def length(self) -> int:

@@ -7,9 +7,9 @@ that compute are spread over several workers, which are processes.
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,34 +18,32 @@ from lzero_async.clock import RealClock
 from lzero_async.parcels import Parcel
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
-from zoo.episode_ppo.episode import Episode, Recording, pack
+from zoo.episode_ppo.episode import Episode, pack
 from zoo.episode_ppo.factories import FlatEnv
-from zoo.episode_ppo.policy import NumpyPolicy
+from zoo.episode_ppo.playing import MAX_STEPS, Failure, Player, Slot
 
-ENV_STREAM, ACTION_STREAM = 1, 2
-MAX_STEPS = 1_000_000  # of an episode, after which it is cut: an environment without a time limit must not hold a batch for ever
-
-
-class Slot(NamedTuple):
-    """One episode to be played: its number, in the order in which they are started, and the round that wants it."""
-
-    number: int
-    round: int
-    version: int
+Ended = tuple[int, Parcel, list[Failure]]  # of one round: its number, the episodes packed, and those that failed
 
 
-class Failure(NamedTuple):
-    """An episode that an environment could not play to its end."""
+class Weights:
+    """The policies that a worker has, by version."""
 
-    number: int
-    error: str
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[str, np.ndarray]] = {}
+
+    def take(self, new: Sequence[tuple[int, Parcel]], oldest: int) -> None:
+        """Keep these, and forget those below `oldest`."""
+        for version, parcel in new:
+            self._kept[version] = {name: value.copy() for name, value in parcel.read().items()}
+        for version in [version for version in self._kept if version < oldest]:
+            del self._kept[version]
+
+    def __getitem__(self, version: int) -> dict[str, np.ndarray]:
+        return self._kept[version]
 
 
 class AsyncEnvs:
-    """`num_envs` environments of one worker that play episodes as they are asked to.
-
-    Everything random in an episode follows from the seed and the episode's number, whichever environment plays it.
-    """
+    """`num_envs` environments of one worker that play episodes as they are asked to."""
 
     def __init__(
         self,
@@ -56,31 +54,26 @@ class AsyncEnvs:
         emit: Callable[[Any], None],
         max_steps: int = MAX_STEPS,
     ) -> None:
-        self._make_env, self._worker, self._seed, self._max_steps = make_env, worker, seed, max_steps
         self._slots: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Slot, Episode | Failure] | None] = queue.SimpleQueue()
-        self._weights: dict[int, dict[str, np.ndarray]] = {}  # by version; those that an episode may still need
-        self._emit = emit
-        self._envs = [make_env() for _ in range(num_envs)]
+        self._weights = Weights()
+        self._players = [Player(make_env, worker, seed, max_steps) for _ in range(num_envs)]
         self._threads = ThreadGroup(RealClock(), "envs")
-        for place in range(num_envs):
-            self._threads.start(f"env-{place}", lambda place=place: self._play_on(place))  # type: ignore[misc]
+        for place, player in enumerate(self._players):
+            self._threads.start(f"env-{place}", partial(self._play_on, player))
 
     def ready(self) -> dict[str, Any]:
         """Answered once the role is made: its environments."""
-        return {"num_envs": len(self._envs), "spaces": tuple(self._envs[0].spaces)}
+        return {"num_envs": len(self._players), "spaces": tuple(self._players[0].env.spaces)}
 
     def play(
         self, slots: Sequence[Slot], weights: Sequence[tuple[int, Parcel]], oldest: int, stop: StopSignal | None = None
-    ) -> list[tuple[int, Parcel, list[Failure]]]:
-        """Take these episodes on, and return those that have ended as soon as there is one: by round, packed, with failures.
+    ) -> list[Ended]:
+        """Take these episodes on, and return those that have ended as soon as there is one.
 
         `weights` are of versions not seen before; those below `oldest` are forgotten. `stop` ends the wait, not the episodes.
         """
-        for version, parcel in weights:
-            self._weights[version] = {name: value.copy() for name, value in parcel.read().items()}
-        for version in [version for version in self._weights if version < oldest]:
-            del self._weights[version]
+        self._weights.take(weights, oldest)
         for slot in slots:
             self._slots.put(Slot(*slot))
         unlisten = listen(stop, lambda reason: self._ended.put(None))
@@ -90,64 +83,29 @@ class AsyncEnvs:
             unlisten()
         while not self._ended.empty():
             ended.append(self._ended.get())
-        return _by_round([item for item in ended if item is not None])
+        return by_round([item for item in ended if item is not None])
 
-    def _play_on(self, place: int) -> None:
+    def _play_on(self, player: Player) -> None:
         """The body of an environment's thread."""
-        policy: NumpyPolicy | None = None
-        version = -1
         while (slot := self._slots.get()) is not None:
             try:
-                weights = self._weights[slot.version]
-                if policy is None:
-                    policy = NumpyPolicy(weights)
-                elif slot.version != version:
-                    policy.load(weights)
-                version = slot.version
-                found: Episode | Failure = self._play(self._envs[place], policy, slot)
-            except (
-                Exception
-            ) as error:  # the environment is made anew; whoever asked decides what becomes of the episode
-                found = Failure(slot.number, repr(error))
-                self._renew(place)
+                found: Episode | Failure = player.play(slot, self._weights[slot.version])
+            except Exception as error:
+                found = player.fail(slot, error)
             self._ended.put((slot, found))
-
-    def _play(self, env: FlatEnv, policy: NumpyPolicy, slot: Slot) -> Episode:
-        begun = time.monotonic()
-        rng = np.random.default_rng([self._seed, ACTION_STREAM, slot.number])
-        first = np.random.SeedSequence([self._seed, ENV_STREAM, slot.number]).generate_state(1)[0]
-        obs, _ = env.reset(int(first) >> 1)
-        recording = Recording(slot.number, slot.version, self._worker)
-        for _ in range(self._max_steps):
-            action, log_prob = policy.act(obs, rng)
-            following, reward, terminated, truncated, _ = env.step(action)
-            recording.add(obs, action, log_prob, reward)
-            obs = following
-            if terminated or truncated:
-                return recording.finish(obs, terminated, truncated, time.monotonic() - begun)
-        return recording.finish(obs, False, True, time.monotonic() - begun)
-
-    def _renew(self, place: int) -> None:
-        try:
-            self._envs[place].close()
-        except Exception:  # it is given up anyway
-            pass
-        try:
-            self._envs[place] = self._make_env()
-        except Exception:  # the next episode fails with what this raises
-            return
 
     def close(self) -> None:
         """End the environments; those that are in the middle of an episode end with the process."""
-        for _ in self._envs:
+        for _ in self._players:
             self._slots.put(None)
         busy = set(self._threads.join(1.0))
-        for place, env in enumerate(self._envs):
+        for place, player in enumerate(self._players):
             if f"env-{place}" not in busy:
-                env.close()
+                player.close()
 
 
-def _by_round(ended: Sequence[tuple[Slot, Episode | Failure]]) -> list[tuple[int, Parcel, list[Failure]]]:
+def by_round(ended: Sequence[tuple[Slot, Episode | Failure]]) -> list[Ended]:
+    """What ended, packed by round."""
     found = []
     for wanted in sorted({slot.round for slot, _ in ended}):
         mine = [item for slot, item in ended if slot.round == wanted]

@@ -5,7 +5,6 @@ This process only coordinates; weights and batches pass through it as parcels th
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from abc import abstractmethod
@@ -17,14 +16,13 @@ from typing import Any, Final
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
-from lzero_async.application import Application
-from lzero_async.calls import CallStop
+from lzero_async.application import ScoredApplication
 from lzero_async.errors import ConfigError
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
-from lzero_async.types import BackgroundContext, Batch, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
-from lzero_async.utilisation import Utilisation
+from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
+from lzero_async.utilisation import QueueUse, Utilisation
 from zoo.mbpo.data_collector import AsyncDataCollector
 from zoo.mbpo.options import backend_of
 from zoo.mbpo.roles import make_role
@@ -32,8 +30,6 @@ from zoo.mbpo.saving import check_same_run
 from zoo.mbpo.sources import EnvSource, GymSource
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-KEPT_VERSIONS: Final = 1_000
-KEPT_EVALUATIONS: Final = 10_000
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
 COUNTERS: Final = ("real_data", "model_data", "agent_updates", "dynamics_updates")
 SCALARS: Final = (
@@ -43,36 +39,28 @@ SCALARS: Final = (
 log = logging.getLogger(__name__)
 
 
-class Trainer(Application):
+class Trainer(ScoredApplication):
     """One run: build it, `resume` it or not, `run` it, `close` it. Subclasses say how it is coordinated and who learns."""
 
+    axis = "real_steps"
     collectors: AsyncDataCollector
-    learner: Worker
 
     def __init__(
         self, options: EasyDict, folder: Path, *, source: EnvSource | None = None, progress: Progress | None = None
     ) -> None:
-        self.options, self.folder = options, folder
-        self.progress = progress or Progress()
+        records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
+        super().__init__(options, folder, make_backend(backend_of(options)), records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.ages: dict[str, float] = {}  # of the sampled rows, by source
-        self.best: dict[str, Any] = {"return": None, "version": -1}
-        self.history: list[dict[str, Any]] = []  # one row per evaluation
-        self.queue_use = 0.0  # mean use of the queue, looked at when a train starts
-        self.queue_fill = 0  # batches in it at the last look
-        self._queue_seen = 0
+        self.queue = QueueUse()
         self._fill: dict[str, float] = {}
-        self._at: dict[int, dict[str, int]] = {}  # real_steps, collected_steps, agent_updates at the last versions
         self._busy: dict[str, float] = {}  # seconds that each role has worked
         self._rates: dict[str, float] = {}
         self._losses: dict[str, float] = {}
-        self._started = time.monotonic()
         self._logged = 0
         self._steps_before = 0
         self._since_last = self._whole_run = Utilisation()
-        self._records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
         self.source = source or GymSource(options)
-        self.backend = make_backend(backend_of(options))
         try:
             self._build()
         except BaseException as error:
@@ -195,15 +183,14 @@ class Trainer(Application):
 
     def train(self, batch: Batch) -> TrainReport:
         """Have the learners take a batch in (or, in a replay, go on with what they have), and record what came of it."""
-        self._look_at_queue()
+        self.queue.look(self.coordinator.shell.gate)
         done = self._learn(batch)
         self.counters |= {name: done[name] for name in COUNTERS if name in done}
         self.ages |= {name: value for name, value in done.items() if "_age_" in name}
         self._fill = {name: done[name] for name in ("real_buffer", "model_buffer")}
         self._busy["learner"] = self._busy.get("learner", 0.0) + done["seconds"]
         version = self.coordinator.shell.gate.version + 1
-        self._at[version] = self._now()
-        self._at.pop(version - KEPT_VERSIONS, None)
+        self._mark(version)
         self._rates["updates"] = done["updates"] / max(done["seconds"], 1e-9)
         self._losses |= {name: value for name, value in done.items() if name.endswith("loss") or name == "alpha"}
         try:
@@ -214,15 +201,6 @@ class Trainer(Application):
             sample_age_mean=done.get("real_age_mean"), sample_age_max=done.get("real_age_max"),
             sample_count=max(1, done["updates"]),
         )  # fmt: skip
-
-    def _look_at_queue(self) -> None:
-        """How full the queue was when the batch of this train was taken, that batch included."""
-        gate = self.coordinator.shell.gate
-        room = gate.capacity or gate.degree
-        if room:
-            self._queue_seen += 1
-            self.queue_fill = min(room, len(gate.waiting))
-            self.queue_use += (self.queue_fill / room - self.queue_use) / self._queue_seen
 
     def _record(self, batch: Batch, done: Mapping[str, Any], version: int) -> None:
         skipped = {"weights", *COUNTERS}
@@ -239,25 +217,6 @@ class Trainer(Application):
             values["collector/steps_per_second"] = meta["steps"] / max(meta["seconds"], 1e-9)
         self._records.scalars(values, self.counters["real_data"])
         self._records.train(row)
-
-    def evaluate(self, context: EvalContext) -> float:
-        """Have the evaluator play with the weights of the context; the score is the mean return."""
-        assert context.snapshot is not None
-        row = self._evaluate(context.version, context.snapshot.state, context.stop)
-        return float(row["mean_return"])
-
-    def _evaluate(self, version: int, weights: Any, stop: StopSignal) -> dict[str, Any]:
-        options = self.options
-        row: dict[str, Any] = self._ask_evaluator(
-            version, weights, options.eval_episodes, stop=stop, max_restarts=options.max_restarts,
-            restart_backoff=options.restart_backoff,
-        )  # fmt: skip
-        row |= {**self._at.get(version, self._now()), "seconds_at": time.monotonic() - self._started}
-        del row["returns"]
-        self.history = [*self.history, row][-KEPT_EVALUATIONS:]
-        names = ("mean_return", "min_return", "max_return", "mean_length")
-        self._records.scalars({f"evaluator/{name}": row[name] for name in names}, row["real_steps"])
-        return row
 
     def _now(self) -> dict[str, int]:
         """How far the run is."""
@@ -344,39 +303,19 @@ class Trainer(Application):
         counts = " ".join(f"{name}={self.counters[name]}" for name in COUNTERS)
         return f"[AsyncMBPO] step={self.counters['agent_updates']} {counts}"
 
-    def _evaluated(self, result: EvalResult) -> None:
-        score, at = float(result.value), self._at.get(result.version, self._now())
-        self.progress.note(
+    def _say_evaluation(self, result: EvalResult, at: Mapping[str, int]) -> str:
+        return (
             f"evaluation at {at['collected_steps']:,} real steps ({at['real_steps']:,} trained, version {result.version}): "
-            f"mean return {score:.1f}, {result.seconds:.1f} s"
+            f"mean return {float(result.value):.1f}, {result.seconds:.1f} s"
         )
-        assert result.snapshot is not None
-        self._keep_best(score, result.version, result.snapshot.state)
-
-    def _keep_best(self, score: float, version: int, weights: Parcel) -> None:
-        if self.best["return"] is None or score > self.best["return"]:
-            self.best = {"return": score, "version": version}
-            best = self.folder / "ckpt" / "best.safetensors"
-            self.learner.call("save_weights", str(best), self._description(), weights)
-
-    def final_evaluation(self) -> dict[str, Any] | None:
-        """Evaluate the last weights once more; None without an evaluator."""
-        if self.evaluator is None:
-            return None
-        version, weights = self.coordinator.shell.gate.version, self.learner.call("weights")
-        row = self._evaluate(version, weights, CallStop())
-        self._keep_best(row["mean_return"], version, weights)
-        self.save()  # the last weights may be the best
-        return row
 
     # -- numbers -------------------------------------------------------------------------------------------------------
 
     def shares(self, *, whole_run: bool = False) -> dict[str, float | None]:
         """Use of queue, buffer, CPU and GPU, 0 to 1, since this was asked last, or of the whole run; None where there is none."""
         seen = (self._whole_run if whole_run else self._since_last).sample()
-        queued = self.coordinator.shell.gate.degree > 0
         return {
-            "queue": self.queue_use if queued else None,
+            "queue": self.queue.mean,
             "buffer": self._fill.get("real_buffer"),
             "cpu": seen.cpu,
             "gpu": seen.gpu,
@@ -438,12 +377,8 @@ class Trainer(Application):
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
-    def _description(self) -> dict[str, Any]:
-        return {
-            "options": json.loads(json.dumps(self.options)),
-            "counters": dict(self.counters),
-            "best": dict(self.best),
-        }
+    def _counters(self) -> dict[str, int]:
+        return dict(self.counters)
 
     def save(self) -> Path:
         """Write the last checkpoint. Call it between trains."""
@@ -480,4 +415,4 @@ class Trainer(Application):
         self._logged = self.counters["agent_updates"] // self.options.log_interval
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["real_data"])
-        self._at[version] = self._now()
+        self._mark(version)

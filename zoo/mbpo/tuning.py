@@ -57,7 +57,7 @@ class Tuning:
         feed = fed / max(now - self._at, 1e-9)
         self._waited, self._dropped, self._at = statistics["train_wait_time"], statistics["dropped"], now
         capacity = statistics["queue_capacity"]
-        fill = trainer.queue_fill
+        fill = trainer.queue.fill
         for name, tuner in self._tuners.items():
             if name == "queue":
                 change = tuner.after_train(fill)

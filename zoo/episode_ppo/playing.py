@@ -1,0 +1,109 @@
+"""One environment that plays episodes step by step: the same code for every collector; they differ in who waits for whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from zoo.episode_ppo.episode import Episode, Recording
+from zoo.episode_ppo.factories import FlatEnv
+from zoo.episode_ppo.policy import NumpyPolicy
+
+ENV_STREAM, ACTION_STREAM = 1, 2
+MAX_STEPS = 1_000_000  # of an episode, after which it is cut: an environment without a time limit must not hold a batch for ever
+
+
+class Slot(NamedTuple):
+    """One episode to be played: its number, in the order in which they are started, the round that wants it, and the version
+    of the weights."""
+
+    number: int
+    round: int
+    version: int
+
+
+class Failure(NamedTuple):
+    """An episode that an environment could not play to its end."""
+
+    number: int
+    error: str
+
+
+class Player:
+    """An environment and its policy.
+
+    Everything random in an episode follows from the seed and the episode's number, whoever plays it.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], FlatEnv],
+        worker: int,
+        seed: int,
+        max_steps: int = MAX_STEPS,
+        *,
+        greedy: bool = False,
+    ) -> None:
+        self._make_env, self._worker, self._seed, self._max_steps = make_env, worker, seed, max_steps
+        self._greedy = greedy
+        self.env = make_env()
+        self._policy: NumpyPolicy | None = None
+        self._version: int | None = None
+
+    def begin(self, slot: Slot, weights: dict[str, np.ndarray]) -> None:
+        """Start an episode with these weights, which are those of the slot's version."""
+        if self._policy is None:
+            self._policy = NumpyPolicy(weights)
+        elif slot.version != self._version:
+            self._policy.load(weights)
+        self._version = slot.version
+        begun = time.monotonic()
+        self._rng = np.random.default_rng([self._seed, ACTION_STREAM, slot.number])
+        first = np.random.SeedSequence([self._seed, ENV_STREAM, slot.number]).generate_state(1)[0]
+        self._recording = Recording(slot.number, slot.version, self._worker)
+        self._obs, _ = self.env.reset(int(first) >> 1)
+        self._seconds = time.monotonic() - begun
+
+    def step(self) -> Episode | None:
+        """One step; the episode, if that was its last."""
+        assert self._policy is not None
+        begun = time.monotonic()
+        obs, recording = self._obs, self._recording
+        if self._greedy:
+            action, log_prob = self._policy.greedy(obs), 0.0
+        else:
+            action, log_prob = self._policy.act(obs, self._rng)
+        self._obs, reward, terminated, truncated, _ = self.env.step(action)
+        recording.add(obs, action, log_prob, reward)
+        if not terminated and recording.length >= self._max_steps:
+            truncated = True
+        self._seconds += time.monotonic() - begun
+        if not (terminated or truncated):
+            return None
+        return recording.finish(self._obs, terminated, truncated, self._seconds)
+
+    def play(self, slot: Slot, weights: dict[str, np.ndarray]) -> Episode:
+        """A whole episode."""
+        self.begin(slot, weights)
+        while (episode := self.step()) is None:
+            pass
+        return episode
+
+    def fail(self, slot: Slot, error: Exception) -> Failure:
+        """The environment raised: it is made anew. Whoever asked decides what becomes of the episode."""
+        try:
+            self.env.close()
+        except Exception:  # it is given up anyway
+            pass
+        try:
+            self.env = self._make_env()
+        except Exception:  # the next episode fails with what the broken one raises
+            pass
+        return Failure(slot.number, repr(error))
+
+    def close(self) -> None:
+        """End the environment."""
+        self.env.close()

@@ -1,0 +1,41 @@
+"""How the roles are made; torch is imported only where the learner lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from zoo.episode_ppo.factories import FlatEnv
+from zoo.episode_ppo.waiting import make_waiting
+
+Emit = Callable[[Any], None]
+
+
+def env_factory(options: Any, *, waits: bool = True) -> Callable[[], FlatEnv]:
+    """Makes one environment; evaluations leave the extra waits out, since they measure the policy."""
+    seconds = options.step_seconds if waits else 0.0
+    return partial(make_waiting, options.env, dict(options.env_args), seconds, options.step_sigma)
+
+
+def make_workers_envs(options: Any, num_envs: int, worker: int, emit: Emit) -> Any:
+    """The environments of one worker, with or without a barrier."""
+    from zoo.episode_ppo.parallel_env_async import AsyncEnvs
+    from zoo.episode_ppo.step_barrier import StepEnvs
+
+    kind = StepEnvs if options.collector == "sync" else AsyncEnvs
+    return kind(env_factory(options), num_envs, worker, options.seed, emit, options.max_episode_steps)
+
+
+def make_evaluator(options: Any, num_envs: int, emit: Emit) -> Any:
+    """The evaluator."""
+    from zoo.episode_ppo.evaluating import EvaluatorRole
+
+    return EvaluatorRole(env_factory(options, waits=False), num_envs, options.seed, emit)
+
+
+def make_learner(options: Any, spaces: Sequence[Any], emit: Emit) -> Any:
+    """The learner."""
+    from zoo.episode_ppo.learning import LearnerRole
+
+    return LearnerRole(options, spaces)

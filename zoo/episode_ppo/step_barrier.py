@@ -1,0 +1,181 @@
+"""The synchronous collector: all environments step together, and at every step everybody waits for the slowest.
+
+The baseline. It plays the same episodes as the asynchronous one: numbers, seeds, policy and steps are the same code.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lzero_async.backends import Worker
+from lzero_async.calls import stopped
+from lzero_async.parcels import Parcel
+from lzero_async.types import CollectContext
+from zoo.episode_ppo.episode import Episode
+from zoo.episode_ppo.factories import FlatEnv
+from zoo.episode_ppo.parallel_env_async import Ended, Weights, by_round
+from zoo.episode_ppo.playing import MAX_STEPS, Failure, Player, Slot
+from zoo.episode_ppo.rounds import Pool, Round
+
+LOOKED_AT = 32  # steps after which it is decided whether environments wait or compute
+WORTH_A_THREAD = 0.0005  # seconds of waiting per step
+
+
+class StepEnvs:
+    """`num_envs` environments of one worker that make one step each when they are asked to.
+
+    Environments that wait (for a simulator elsewhere) make it at the same time, in threads; those that compute one after the
+    other, which is faster for them. The first steps are looked at to tell which they are.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], FlatEnv],
+        num_envs: int,
+        worker: int,
+        seed: int,
+        emit: Callable[[Any], None],
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        self._players = [Player(make_env, worker, seed, max_steps) for _ in range(num_envs)]
+        self._slots: list[Slot | None] = [None] * num_envs
+        self._begun = [False] * num_envs
+        self._round = -1
+        self._weights = Weights()
+        self._threads: ThreadPoolExecutor | None = None
+        self._seen, self._waited = 0, 0.0
+
+    def ready(self) -> dict[str, Any]:
+        """Answered once the role is made: its environments."""
+        return {"num_envs": len(self._players), "spaces": tuple(self._players[0].env.spaces)}
+
+    def step(self, wanted: int, slots: Sequence[Slot], weights: Sequence[tuple[int, Parcel]]) -> list[Ended]:
+        """Begin these episodes of the round `wanted`, in free environments; then one step of every episode of that round.
+
+        Returns what has ended by that. Episodes of another round are given up; `weights` replace all others.
+        """
+        if weights:
+            self._weights.take(weights, weights[0][0])
+        if wanted != self._round:
+            self._round, self._slots = wanted, [None] * len(self._players)
+        free = (place for place, slot in enumerate(self._slots) if slot is None)
+        for slot, place in zip(slots, free, strict=False):
+            self._slots[place], self._begun[place] = Slot(*slot), False
+        playing = [place for place, slot in enumerate(self._slots) if slot is not None]
+        found = self._all(playing)
+        ended = []
+        for place, episode in zip(playing, found, strict=True):
+            if episode is not None:
+                ended.append((self._slots[place], episode))
+                self._slots[place] = None
+        return by_round(ended)
+
+    def _all(self, playing: Sequence[int]) -> list[Episode | Failure | None]:
+        if self._threads is not None:
+            return list(self._threads.map(self._one, playing))
+        if self._seen < LOOKED_AT:
+            wall, cpu = time.monotonic(), time.thread_time()
+            found = list(map(self._one, playing))
+            self._waited += (time.monotonic() - wall) - (time.thread_time() - cpu)
+            self._seen += len(playing)
+            if self._seen >= LOOKED_AT and self._waited / self._seen > WORTH_A_THREAD and len(self._players) > 1:
+                self._threads = ThreadPoolExecutor(len(self._players))
+            return found
+        return list(map(self._one, playing))
+
+    def _one(self, place: int) -> Episode | Failure | None:
+        player, slot = self._players[place], self._slots[place]
+        assert slot is not None
+        try:
+            if not self._begun[place]:
+                player.begin(slot, self._weights[slot.version])
+                self._begun[place] = True
+            return player.step()
+        except Exception as error:
+            return player.fail(slot, error)
+
+    def close(self) -> None:
+        """End the environments."""
+        if self._threads is not None:
+            self._threads.shutdown()
+        for player in self._players:
+            player.close()
+
+
+class BarrierPool(Pool):
+    """Plays one round at a time with workers (`StepEnvs`) that step together; a collector's thread does all of it."""
+
+    def __init__(
+        self, workers: Sequence[Worker], shares: Sequence[int], on_progress: Callable[[Round], None] | None = None
+    ) -> None:
+        super().__init__(workers, shares, on_progress)
+        self._threads = ThreadPoolExecutor(len(self.workers)) if len(self.workers) > 1 else None
+
+    def play(self, context: CollectContext, count: int) -> Round:
+        assert context.snapshot is not None
+        with self._changed:
+            wanted = self._open(context.snapshot, count)
+        try:
+            self._play(wanted, context)
+        finally:
+            with self._changed:
+                self._close(wanted)
+        return wanted
+
+    def _play(self, wanted: Round, context: CollectContext) -> None:
+        pending = deque(wanted.slots)
+        playing: list[dict[int, Slot]] = [{} for _ in self.workers]
+        told = [False] * len(self.workers)  # whether each worker has the weights
+        while wanted.missing:
+            if context.stop.is_set():
+                raise stopped(context.stop)
+            orders = []
+            for place in range(len(self.workers)):
+                room = self.shares[place] - len(playing[place])
+                slots = [pending.popleft() for _ in range(min(room, len(pending)))]
+                playing[place].update((slot.number, slot) for slot in slots)
+                if playing[place]:
+                    weights = [] if told[place] else [(wanted.snapshot.version, wanted.snapshot.state)]
+                    orders.append((place, (wanted.number, slots, weights)))
+                    told[place] = True
+            for (place, _), found in zip(orders, self._step(orders), strict=True):
+                for _, parcel, failures in found:
+                    pending.extend(self._take(wanted, place, playing[place], parcel, failures))
+            if wanted.error is not None:
+                raise wanted.error
+
+    def _step(self, orders: Sequence[tuple[int, tuple[Any, ...]]]) -> list[list[Ended]]:
+        """One step of every worker; the barrier is here."""
+        if self._threads is None or len(orders) == 1:
+            return [self.workers[place].call("step", *order) for place, order in orders]
+        futures = [self._threads.submit(self.workers[place].call, "step", *order) for place, order in orders]
+        for future in futures:
+            future.exception()
+        return [future.result() for future in futures]
+
+    def _take(
+        self, wanted: Round, place: int, playing: dict[int, Slot], parcel: Parcel, failures: Sequence[Failure]
+    ) -> list[Slot]:
+        """Episodes came back; those that are to be played again."""
+        with self._changed:
+            for ended in parcel.meta["numbers"]:
+                del playing[ended]
+            self._count(wanted, parcel)
+            failed = [(playing.pop(failure.number), self._again(wanted, place, failure)) for failure in failures]
+        self._tell(wanted)
+        return [slot for slot, again in failed if again]
+
+    def bring_back(self) -> None:
+        """After a failure: make dead workers anew."""
+        for worker in self.workers:
+            if not worker.alive:
+                worker.restart()
+
+    def close(self) -> None:
+        """End the threads that wait for the workers."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)

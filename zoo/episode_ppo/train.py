@@ -1,0 +1,166 @@
+"""Train PPO on whole episodes that environments play at their own pace, without a barrier at every step.
+
+    python zoo/episode_ppo/train.py                                      CartPole, 100 environments
+    python zoo/episode_ppo/train.py --env CartPole-v1 --n-envs 100 --total-episodes 100000 --episodes-per-update 100
+    python zoo/episode_ppo/train.py --env my_package.envs:make --env-arg red_agent=B_lineAgent --env-arg max_steps=50
+    python zoo/episode_ppo/train.py --env nasim:Tiny-v0                  network attacks (an extra: pip install '.[nasim]')
+    python zoo/episode_ppo/train.py --step-seconds 0.01 --step-sigma 1   waits as a slow, uneven simulator makes them
+    python zoo/episode_ppo/train.py --collector sync                     a barrier at every step: the baseline
+    python zoo/episode_ppo/train.py --resume runs/episode_ppo            go on with the run in that folder
+
+Hyphens and underscores are the same (--n-envs, --n_envs). docs/step-barriers.md says when to use which collector. Everything that a
+run writes is in its folder (--exp_name): checkpoints, TensorBoard scalars (log/), a trace, a log file and the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from lzero_async.application import carry_through
+from lzero_async.errors import ConfigError
+from lzero_async.options import device_of, make_parser
+from lzero_async.run_folder import (
+    BEST_CHECKPOINT,
+    exit_code,
+    find_checkpoint,
+    folder_of,
+    free_folder,
+    logging_to,
+    say_folder,
+    say_places,
+    write_json,
+)
+from zoo.episode_ppo.factories import describe, parse_env_args
+from zoo.episode_ppo.options import TABLE, build_options, rounds_at_once
+
+ENDS = {"max_train": "total_episodes", "max_collect": "total_episodes", "eval_target": "target_return"}
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The flags; those that are not given are left out."""
+    parser = make_parser(__doc__, "train.py")
+    parser.add_argument(
+        "--resume", nargs="?", const="", default=None, metavar="PATH",
+        help="go on from a checkpoint or a run's folder (default: that of --exp_name), with the options of that run; "
+        "--collector may change",
+    )  # fmt: skip
+    parser.add_argument(
+        "--env_arg", action="append", default=[], metavar="NAME=VALUE",
+        help="an argument of the environment or factory, as text or JSON; may be given several times",
+    )  # fmt: skip
+    TABLE.add_to(parser)
+    return TABLE.parse(parser, arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; return the exit code: 0 done, 1 a role died, 2 bad input, 130 interrupted with a checkpoint saved."""
+    return exit_code(lambda: train(parse_arguments(arguments)))
+
+
+def train(flags: argparse.Namespace) -> int:
+    """Options, folder; then train, evaluate once more, and say where everything is."""
+    changes = changes_of(flags)
+    saved = find_checkpoint(flags.resume, changes.get("exp_name", TABLE.options["exp_name"].default))
+    state: dict[str, Any] | None = None
+    if saved is not None:
+        from zoo.episode_ppo.saving import check_same_run, load_description
+
+        state = load_description(saved)
+        if (own := folder_of(saved)) is not None:
+            changes.setdefault("exp_name", str(own))
+    options = build_options(changes, saved=None if state is None else state.get("options", {}))
+    # What cannot be used is found before there is a folder.
+    if saved is not None and state is not None:
+        check_same_run(saved, state, options)
+    if options.device != "auto":
+        device_of(options)
+    spaces = describe(options.env, options.env_args)
+    folder = free_folder(options.exp_name, saved, ("wandb-id",))
+    with logging_to(folder, "zoo.episode_ppo"):
+        say_folder(folder, options.exp_name, saved)
+        return _train(options, folder, saved, state, spaces)
+
+
+def changes_of(flags: argparse.Namespace) -> dict[str, Any]:
+    """The options among the flags; each --env_arg becomes a part of env_args."""
+    changes = TABLE.changes(flags)
+    if flags.env_arg:
+        if "env_args" in changes:
+            raise ConfigError("env_args and env_arg are both given; give the arguments in one way.")
+        changes["env_args"] = parse_env_args(flags.env_arg)
+    return changes
+
+
+def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any] | None, spaces: Any) -> int:
+    from zoo.episode_ppo.trainer import Trainer
+
+    at_once = rounds_at_once(options) * options.episodes_per_update
+    if at_once < options.n_envs:
+        print(
+            f"note: only {at_once} episodes are open at once, so {options.n_envs - at_once} of {options.n_envs} environments "
+            "have nothing to do; raise --episodes_per_update or --off_policy_degree, or lower --n_envs."
+        )
+    trainer = Trainer(options, folder, spaces)
+
+    def resume() -> str:
+        trainer.resume(saved, state)
+        return f"resumed from {saved} at {trainer.counters['episodes']:,} episodes"
+
+    return carry_through(trainer, None if saved is None else resume, ENDS, partial(report, trainer))
+
+
+def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) -> None:
+    """The numbers of the run on screen, and all of them in results.json."""
+    from lzero_async.utilisation import compare, format_targets
+
+    statistics = trainer.statistics()
+    counters, pool = statistics["counters"], statistics["environments"]
+    print(
+        f"trained on {counters['episodes']:,} episodes ({counters['steps']:,} steps, {counters['updates']:,} updates), "
+        f"{statistics['episodes_per_second']:.1f} eps/sec"
+    )
+    print(
+        f"episodes: {pool['started']:,} started = {pool['complete']:,} in whole rounds + {pool['abandoned']:,} abandoned; "
+        f"{pool['failed']:,} begun again after a failure"
+    )
+    print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in statistics["busy"].items()))
+    print(format_targets(row for row in compare(statistics["utilisation"]) if row.name != "buffer"))
+    if final is not None:
+        print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
+              f"({final['min_return']:.1f} to {final['max_return']:.1f})")  # fmt: skip
+    print(f"ended by: {reason}")
+    results = trainer.folder / "results.json"
+    write_json(
+        results,
+        {
+            "env": trainer.options.env,
+            "collector": trainer.options.collector,
+            "ended_by": reason,
+            "final_evaluation": final,
+            "best": trainer.best,
+            "evaluations": trainer.history,
+            **statistics,
+        },
+    )
+    say_places(
+        {
+            "last checkpoint": last,
+            "best checkpoint": trainer.folder / BEST_CHECKPOINT,
+            "results": results,
+            "metrics": trainer.folder / "metrics.jsonl",
+            "TensorBoard": trainer.folder / "log",
+            "trace": trainer.folder / "trace.json",
+            "log": trainer.folder / "run.log",
+        }
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

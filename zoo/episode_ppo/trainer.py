@@ -1,0 +1,342 @@
+"""A run of whole-episode PPO: the roles and where they live, the rounds of episodes, what is shown, recorded and saved.
+
+This process only coordinates; weights and episodes pass through it as parcels that nobody opens on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from easydict import EasyDict
+
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async.application import ScoredApplication
+from lzero_async.errors import ConfigError
+from lzero_async.options import device_of
+from lzero_async.progress import Progress, duration
+from lzero_async.records import Records
+from lzero_async.types import Batch, CollectContext, EvalResult, RunResult, TrainReport
+from lzero_async.utilisation import QueueUse, Utilisation
+from zoo.episode_ppo import roles
+from zoo.episode_ppo.factories import Spaces
+from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
+from zoo.episode_ppo.pool import EpisodePool
+from zoo.episode_ppo.rounds import Pool, Round
+from zoo.episode_ppo.saving import check_same_run
+from zoo.episode_ppo.step_barrier import BarrierPool
+
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
+COUNTERS: Final = ("episodes", "steps", "updates")  # trained on, and gradient steps
+SAY_EVERY: Final = 1.0  # seconds between two lines about the same round
+SCALARS: Final = (
+    "collect_train_lag", "collect_wait_time", "train_wait_time", "overlap_efficiency", "staleness_mean", "dropped",
+    "failed", "abandoned", "restarts",
+)  # fmt: skip
+log = logging.getLogger(__name__)
+
+
+class Trainer(ScoredApplication):
+    """One run: build it, `resume` it or not, `run` it, `close` it. `spaces` are those of the options' environment."""
+
+    axis = "trained_episodes"
+    pool: Pool
+
+    def __init__(self, options: EasyDict, folder: Path, spaces: Spaces, *, progress: Progress | None = None) -> None:
+        records = Records(
+            folder, wandb=options.wandb, project="episode_ppo", run_name=folder.name, config=dict(options)
+        )
+        backend = make_backend("process" if options.backend == "auto" else options.backend)
+        super().__init__(options, folder, backend, records, progress)
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.queue = QueueUse()
+        self.spaces = spaces
+        self._learner_seconds = 0.0
+        self._episodes_before = self._steps_before = 0
+        self._busy_before = 0.0
+        self._whole_run = Utilisation()
+        self._saying = threading.Lock()
+        self._said: dict[int, float] = {}  # when something was last said of a round that is open
+        try:
+            self._build()
+        except BaseException as error:
+            try:
+                self.close()
+            except Exception as late:  # the first error is the one to show
+                log.error("while closing after %r: %r", error, late)
+            raise
+
+    def _build(self) -> None:
+        """Start every role; they are made at the same time, each in its own place. Then wait for them."""
+        options, shares = self.options, shares_of(self.options)
+        where = "a process each" if self.backend.kind == "process" else "threads of this process"
+        self.progress.note(f"starting {len(shares)} workers with {options.n_envs} environments, {where} ...")
+        workers = [
+            self._start(f"envs {place}", partial(roles.make_workers_envs, options, envs, place))
+            for place, envs in enumerate(shares)
+        ]
+        self.pool = (BarrierPool if options.collector == SYNC else EpisodePool)(workers, shares, self._arrived)
+        envs = min(EVAL_ENVS, options.eval_episodes)
+        self.evaluator = None
+        if options.eval_every:
+            self.evaluator = self._start("evaluator", partial(roles.make_evaluator, options, envs))
+        learning = EasyDict(options, device=device_of(options))
+        self.learner = self._start(
+            "learner", partial(roles.make_learner, learning, tuple(self.spaces)), threads=options.torch_threads
+        )
+        for worker in self._roles():
+            worker.call("ready")
+        self._records.prepare()
+        self.coordinator = AsyncTrainingCoordinator(
+            options.off_policy_degree,
+            options.off_policy_degree > 0,
+            num_collectors=rounds_at_once(options),
+            staleness_policy=options.staleness_policy,
+            on_failure="restart",
+            max_restarts=options.max_restarts,
+            restart_backoff=options.restart_backoff,
+            get_weights=lambda: self.learner.call("weights"),
+            trace=self.folder / "trace.json" if options.trace else None,
+        )
+        self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
+        self._locate()
+
+    def _start(self, name: str, factory: Callable[..., Any], *, threads: int = 1) -> Worker:
+        return self.backend.start(
+            name,
+            factory,
+            environment=dict.fromkeys(THREAD_VARIABLES, str(threads)),
+            output=str(self.folder / f"{name.replace(' ', '-')}.out"),
+        )
+
+    def _roles(self) -> list[Worker]:
+        return [self.learner, *self.pool.workers, *([] if self.evaluator is None else [self.evaluator])]
+
+    # -- the stages ----------------------------------------------------------------------------------------------------
+
+    def collect(self, context: CollectContext) -> list[Parcel]:
+        """One round of episodes."""
+        return self.pool.play(context, self.options.episodes_per_update).parcels
+
+    def _arrived(self, wanted: Round) -> None:
+        """Episodes of a round came back: say so, now and then, and always when it is whole."""
+        now, done = time.monotonic(), wanted.count - wanted.missing
+        seconds = max(now - wanted.begun, 1e-9)
+        with self._saying:
+            if not wanted.missing:
+                self._said.pop(wanted.number, None)
+                self.progress.note(f"Collected {done} episodes in {seconds:.1f}s ({done / seconds:.1f} eps/sec)")
+                return
+            said = self._said.setdefault(wanted.number, wanted.begun)
+            if now - said >= SAY_EVERY and done >= wanted.count // 10:
+                self._said[wanted.number] = now
+                self.progress.note(f"{done}/{wanted.count} episodes ({done / seconds:.1f} eps/sec)")
+
+    def train(self, batch: Batch) -> TrainReport:
+        """Have the learner train on a round, and record what came of it."""
+        self.queue.look(self.coordinator.shell.gate)
+        done = self.learner.call("train", batch.data, self._learning_rate_scale())
+        self.counters = done.pop("counters")
+        self._learner_seconds += done["seconds"]
+        version = self.coordinator.shell.gate.version + 1
+        self._mark(version)
+        try:
+            self._record(batch, done, version)
+        except OSError as error:  # this train is made and has to be counted first
+            self._unwritten = error
+        self.progress.note(
+            f"Update complete ({done['seconds']:.1f}s): update {version}, {self.counters['episodes']:,} episodes, mean return "
+            f"{done['mean_return']:.1f}, {batch.staleness} updates old"
+        )
+        return TrainReport(sample_age_mean=batch.staleness, sample_age_max=batch.staleness)
+
+    def _learning_rate_scale(self) -> float:
+        options = self.options
+        if not options.learning_rate_decay or not options.total_episodes:
+            return 1.0
+        return max(0.0, 1.0 - self.counters["episodes"] / options.total_episodes)
+
+    def _record(self, batch: Batch, done: Mapping[str, Any], version: int) -> None:
+        values = {f"learner/{name}": value for name, value in done.items()}
+        values |= {"learner/staleness": batch.staleness, **{f"data/{name}": n for name, n in self.counters.items()}}
+        self._records.scalars(values, self.counters["episodes"])
+        self._records.train({"train": version, **values})
+
+    def _now(self) -> dict[str, int]:
+        now = {f"trained_{name}": self.counters[name] for name in ("episodes", "steps")}
+        return {**now, "updates": self.counters["updates"], "played_episodes": self.pool.statistics().complete}
+
+    def _counters(self) -> dict[str, int]:
+        return dict(self.counters)
+
+    def _say_evaluation(self, result: EvalResult, at: Mapping[str, int]) -> str:
+        return (
+            f"evaluation after {at['trained_episodes']:,} episodes (update {result.version}): mean return {float(result.value):.1f}, "
+            f"{result.seconds:.1f} s"
+        )
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> RunResult:
+        """Train until a limit is reached; save the last and the best checkpoint on the way."""
+        options = self.options
+        self._started, self._whole_run = time.monotonic(), Utilisation()
+        before = self.pool.statistics()
+        self._episodes_before, self._steps_before, self._busy_before = (
+            before.complete,
+            before.steps,
+            before.busy_seconds,
+        )
+        if not self.last_checkpoint.is_file():
+            self.save()  # from now on there always is one to go on from
+        limit = -(-options.total_episodes // options.episodes_per_update) if options.total_episodes else None
+        try:
+            return self.coordinator.run(
+                self.collect,
+                self.train,
+                None if self.evaluator is None else self.evaluate,
+                eval_every=options.eval_every,
+                max_train=limit,
+                max_collect=limit if options.staleness_policy != "drop" else None,
+                max_seconds=options.max_seconds or None,
+                eval_target=options.target_return,
+                on_eval=self._evaluated,
+                after_train=self._trained,
+                on_restart=self._restarted,
+                background=self._background(),
+                print_statistics=False,
+            )
+        except Exception as error:
+            self._save_after(error)
+            raise
+        finally:
+            self.progress.clear()
+
+    def _background(self) -> dict[str, Callable[..., object]]:
+        if not isinstance(self.pool, EpisodePool):
+            return {}
+        return {worker.name: partial(self._drive, place) for place, worker in enumerate(self.pool.workers)}
+
+    def _drive(self, place: int, context: Any) -> None:
+        assert isinstance(self.pool, EpisodePool)
+        restarts = self.pool.workers[place].restarts
+        self.pool.drive(place, context)
+        if self.pool.workers[place].restarts != restarts:
+            self._locate()
+
+    def _restarted(self, collector: int, error: Exception) -> None:
+        """A round failed; with the barrier, because a worker died, perhaps."""
+        if isinstance(self.pool, BarrierPool):
+            self.pool.bring_back()
+            self._locate()
+
+    def _trained(self) -> None:
+        self._raise_unwritten()
+        every, trains = self.options.checkpoint_every, self.coordinator.train_count
+        if every and trains and trains % every == 0:
+            self._record_state()
+            self.save()
+        self.progress.show(self.line())
+
+    def _record_state(self) -> None:
+        statistics = self.coordinator.get_statistics()
+        values = {f"coordinator/{name}": statistics[name] for name in SCALARS if statistics.get(name) is not None}
+        values |= {f"busy/{name}": share for name, share in self.busy().items()}
+        self._records.scalars(values, self.counters["episodes"])
+
+    # -- numbers -------------------------------------------------------------------------------------------------------
+
+    def busy(self) -> dict[str, float]:
+        """Share of the run's time that environments were in an episode, and that the learner learned."""
+        wall = max(time.monotonic() - self._started, 1e-9)
+        played = self.pool.statistics().busy_seconds - self._busy_before
+        whole = max(self.coordinator.get_statistics()["wall_time"], 1e-9)
+        return {
+            "environments": min(1.0, played / wall / self.options.n_envs),
+            "learner": min(1.0, self._learner_seconds / whole),
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        """Everything that a results file holds of the run."""
+        statistics, pool = self.coordinator.get_statistics(), self.pool.statistics()
+        seen = self._whole_run.sample()
+        seconds = max(statistics["wall_time"], 1e-9)
+        return {
+            "counters": dict(self.counters),
+            "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
+            "busy": self.busy(),
+            "utilisation": {"queue": self.queue.mean, "buffer": None, "cpu": seen.cpu, "gpu": seen.gpu},
+            "effective_samples_per_second": self.counters["steps"] / seconds,
+            "episodes_per_second": self.counters["episodes"] / seconds,
+            "environments": pool._asdict(),
+            "coordinator": statistics,
+        }
+
+    def line(self) -> str:
+        """The live line."""
+        options, episodes = self.options, self.counters["episodes"]
+        gone, pool = time.monotonic() - self._started, self.pool.statistics()
+        left = self._time_left(episodes, gone)
+        parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
+        parts.append(f"episodes {episodes:,}" + (f"/{options.total_episodes:,}" if options.total_episodes else ""))
+        if pool.mean_return is not None:
+            parts.append(f"return {pool.mean_return:.1f}, length {pool.mean_length:.0f}")
+        parts.append(f"best eval {self.best['return']:.1f}" if self.best["return"] is not None else "best eval -")
+        parts.append(f"{(pool.complete - self._episodes_before) / gone:.1f} eps/sec")
+        parts.append(f"{(pool.steps - self._steps_before) / gone:.0f} steps/s")
+        return " | ".join(parts)
+
+    def _time_left(self, episodes: int, gone: float) -> float | None:
+        options, done = self.options, []
+        if options.max_seconds:
+            done.append(gone / options.max_seconds)
+        if options.total_episodes and episodes > self._episodes_before:
+            whole = max(1, options.total_episodes - self._episodes_before)
+            done.append((episodes - self._episodes_before) / whole)
+        return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
+
+    # -- saving and resuming -------------------------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """Write the last checkpoint. Call it between trains."""
+        state = {
+            **self._description(),
+            "pool": self.pool.state_dict(),
+            "history": list(self.history),
+            "learner_seconds": self._learner_seconds,
+        }
+        return self._save_whole(state)
+
+    def resume(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of the same environment and sizes, with either collector; `state` is what was loaded from
+        `path`, its arrays left out. Rounds that were open then are played anew, with new numbers."""
+        check_same_run(path, state, self.options)
+        count = self.learner.call("load", str(path))
+        try:
+            batches = [self.learner.call("waiting", place) for place in range(count)]
+            self.coordinator.load_state_dict(state["coordinator"], batches=batches)
+            self.pool.load_state_dict(state["pool"])
+            self.best = {"return": state["best"]["return"], "version": int(state["best"]["version"])}
+            self.history = list(state["history"])
+            self.counters = {name: int(state["counters"][name]) for name in COUNTERS}
+            self._learner_seconds = float(state["learner_seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"The checkpoint {path} does not fit this program ({error!r}); resume from another one."
+            ) from error
+        version = self.coordinator.shell.gate.version
+        self._records.resume(version, self.counters["episodes"])
+        self._mark(version)
+
+    def close(self) -> None:
+        if isinstance(getattr(self, "pool", None), BarrierPool):
+            self.pool.close()
+        super().close()
