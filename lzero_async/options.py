@@ -143,7 +143,7 @@ class Option(NamedTuple):
         if kind is str:
             return word
         try:
-            return int(word.replace("_", "")) if kind is int else float(word)
+            return int(word) if kind is int else float(word)
         except ValueError:
             wanted = "a whole number" if kind is int else "a number"
             raise ConfigError(f"{name} is {word!r}; it must be {wanted}.") from None

@@ -33,7 +33,7 @@ TABLE = OptionTable(
         "environment": {
             "env": Option("CartPole-v1", nonempty, "its name"),
             "num_envs": Option(8, whole(1), "100 % of them"),
-            "env_args": Option({}, arguments, "its arguments"),
+            "env_args": Option({}, arguments, "its arguments, 5 %"),
         },
         "run": {
             "target_return": Option(None, optional(between(-1e6, 1e6)), "the end", kind=float),
@@ -198,6 +198,9 @@ def test_an_option_may_belong_to_some_only() -> None:
 def test_flags_that_are_not_given_are_left_out() -> None:
     assert vars(parse("")) == {}
     assert changes("--preset big") == {}
+    plain = argparse.ArgumentParser()
+    TABLE.add_to(plain)
+    assert vars(TABLE.parse(plain, ["--share", "1"])) == {"share": "1"}
 
 
 @pytest.mark.parametrize(
@@ -264,7 +267,7 @@ def test_help_shows_groups_defaults_and_kinds() -> None:
         "environment:",
         "--task WORD its name (default: CartPole-v1)",
         "--num_envs N 100 % of them (default: 8)",
-        "--env_args WORD its arguments run:",
+        "--env_args WORD its arguments, 5 % run:",
         "--target_return X the end --limit N another end --share X of something (default: 0.5)",
         "--trace [BOOL] write a trace (default: true)",
         "--degree N of asynchrony (default: -1)",
