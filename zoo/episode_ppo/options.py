@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, Option]] = {
         "env": Option("CartPole-v1", nonempty, "any gymnasium id (also module:Name-v0), or module:factory"),
         "env_args": Option({}, arguments, "arguments of the environment as one JSON object; --env_arg adds one at a time"),
         "n_envs": Option(100, whole(1), "environments in all"),
-        "num_workers": Option(0, whole(0), "processes that they are spread over (0: one per core)"),
+        "num_workers": Option(0, whole(0), "processes that they are spread over (0: one per core; sync: one)"),
         "max_episode_steps": Option(1_000_000, whole(1), "an episode that is longer is cut, as by a time limit"),
         "step_seconds": Option(
             0.0, between(0, 3600), "extra seconds that a step waits on average, as a slow simulator would"
@@ -132,8 +132,9 @@ def _check_together(options: EasyDict) -> None:
 
 
 def shares_of(options: EasyDict) -> list[int]:
-    """How many environments each worker has."""
-    workers = options.num_workers or min(options.n_envs, os.cpu_count() or 1)
+    """How many environments each worker has. A barrier over several processes costs messages at every step, so with it there is
+    one worker unless the user says otherwise, which pays for environments that compute for a millisecond or more."""
+    workers = options.num_workers or (1 if options.collector == SYNC else min(options.n_envs, os.cpu_count() or 1))
     return [options.n_envs // workers + (place < options.n_envs % workers) for place in range(workers)]
 
 

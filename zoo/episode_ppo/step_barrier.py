@@ -9,12 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from lzero_async.backends import Worker
 from lzero_async.calls import stopped
 from lzero_async.parcels import Parcel
-from lzero_async.types import CollectContext
+from lzero_async.types import CollectContext, StopSignal
 from zoo.episode_ppo.episode import Episode
 from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.parallel_env_async import Ended, Weights, by_round
@@ -22,6 +23,7 @@ from zoo.episode_ppo.playing import MAX_STEPS, Failure, Player, Slot
 from zoo.episode_ppo.rounds import Pool, Round
 
 LOOKED_AT = 32  # steps after which it is decided whether environments wait or compute
+HAND_OVER = 0.1  # seconds after which a worker that plays alone returns what has ended
 WORTH_A_THREAD = 0.0005  # seconds of waiting per step
 
 
@@ -44,6 +46,7 @@ class StepEnvs:
         self._players = [Player(make_env, worker, seed, max_steps) for _ in range(num_envs)]
         self._slots: list[Slot | None] = [None] * num_envs
         self._begun = [False] * num_envs
+        self._queue: deque[Slot] = deque()  # episodes that wait for an environment
         self._round = -1
         self._weights = Weights()
         self._threads: ThreadPoolExecutor | None = None
@@ -53,26 +56,47 @@ class StepEnvs:
         """Answered once the role is made: its environments."""
         return {"num_envs": len(self._players), "spaces": tuple(self._players[0].env.spaces)}
 
-    def step(self, wanted: int, slots: Sequence[Slot], weights: Sequence[tuple[int, Parcel]]) -> list[Ended]:
-        """Begin these episodes of the round `wanted`, in free environments; then one step of every episode of that round.
+    def step(
+        self,
+        wanted: int,
+        slots: Sequence[Slot],
+        weights: Sequence[tuple[int, Parcel]],
+        alone: bool,
+        stop: StopSignal | None = None,
+    ) -> list[Ended]:
+        """Take these episodes of the round `wanted` on, and make one step of every episode that is played.
 
-        Returns what has ended by that. Episodes of another round are given up; `weights` replace all others.
+        If no other worker plays (`alone`), make steps until all have ended, or some have and it is time to hand them over:
+        then the barrier is in here, and nobody need be asked at every step. Returns what has ended. Episodes of another round
+        are given up; `weights` replace all others.
         """
+        begun = time.monotonic()
         if weights:
             self._weights.take(weights, weights[0][0])
         if wanted != self._round:
             self._round, self._slots = wanted, [None] * len(self._players)
-        free = (place for place, slot in enumerate(self._slots) if slot is None)
-        for slot, place in zip(slots, free, strict=False):
-            self._slots[place], self._begun[place] = Slot(*slot), False
-        playing = [place for place, slot in enumerate(self._slots) if slot is not None]
-        found = self._all(playing)
-        ended = []
-        for place, episode in zip(playing, found, strict=True):
-            if episode is not None:
-                ended.append((self._slots[place], episode))
-                self._slots[place] = None
+            self._queue.clear()
+        self._queue.extend(Slot(*slot) for slot in slots)
+        ended = self._step_all()
+        while alone and (self._queue or any(self._slots)) and not (stop is not None and stop.is_set()):
+            if ended and time.monotonic() - begun > HAND_OVER:
+                break
+            ended += self._step_all()
         return by_round(ended)
+
+    def _step_all(self) -> list[tuple[Slot, Episode | Failure]]:
+        """Let free environments begin an episode, and make one step of every one that has an episode; what has ended."""
+        for place, slot in enumerate(self._slots):
+            if slot is None and self._queue:
+                self._slots[place], self._begun[place] = self._queue.popleft(), False
+        playing = [place for place, slot in enumerate(self._slots) if slot is not None]
+        ended = []
+        for place, found in zip(playing, self._all(playing), strict=True):
+            slot = self._slots[place]
+            if found is not None and slot is not None:
+                ended.append((slot, found))
+                self._slots[place] = None
+        return ended
 
     def _all(self, playing: Sequence[int]) -> list[Episode | Failure | None]:
         if self._threads is not None:
@@ -135,24 +159,26 @@ class BarrierPool(Pool):
                 raise stopped(context.stop)
             orders = []
             for place in range(len(self.workers)):
-                room = self.shares[place] - len(playing[place])
+                room = len(pending) if len(self.workers) == 1 else self.shares[place] - len(playing[place])
                 slots = [pending.popleft() for _ in range(min(room, len(pending)))]
                 playing[place].update((slot.number, slot) for slot in slots)
                 if playing[place]:
                     weights = [] if told[place] else [(wanted.snapshot.version, wanted.snapshot.state)]
                     orders.append((place, (wanted.number, slots, weights)))
                     told[place] = True
-            for (place, _), found in zip(orders, self._step(orders), strict=True):
+            for (place, _), found in zip(orders, self._step(orders, context.stop), strict=True):
                 for _, parcel, failures in found:
                     pending.extend(self._take(wanted, place, playing[place], parcel, failures))
             if wanted.error is not None:
                 raise wanted.error
 
-    def _step(self, orders: Sequence[tuple[int, tuple[Any, ...]]]) -> list[list[Ended]]:
+    def _step(self, orders: Sequence[tuple[int, tuple[Any, ...]]], stop: StopSignal) -> list[list[Ended]]:
         """One step of every worker; the barrier is here."""
-        if self._threads is None or len(orders) == 1:
-            return [self.workers[place].call("step", *order) for place, order in orders]
-        futures = [self._threads.submit(self.workers[place].call, "step", *order) for place, order in orders]
+        alone = len(orders) == 1  # and then nothing waits to be begun elsewhere
+        if self._threads is None or alone:
+            return [self.workers[place].call("step", *order, alone, stop=stop) for place, order in orders]
+        calls = [partial(self.workers[place].call, "step", *order, alone, stop=stop) for place, order in orders]
+        futures = [self._threads.submit(call) for call in calls]
         for future in futures:
             future.exception()
         return [future.result() for future in futures]

@@ -8,8 +8,8 @@
     python zoo/episode_ppo/train.py --collector sync                     a barrier at every step: the baseline
     python zoo/episode_ppo/train.py --resume runs/episode_ppo            go on with the run in that folder
 
-Hyphens and underscores are the same (--n-envs, --n_envs). docs/step-barriers.md says when to use which collector. Everything that a
-run writes is in its folder (--exp_name): checkpoints, TensorBoard scalars (log/), a trace, a log file and the results.
+Hyphens and underscores are the same (--n-envs, --n_envs). docs/step-barriers.md says when to use which collector. Everything that
+a run writes is in its folder (--exp_name): checkpoints, TensorBoard scalars (log/), a trace, a log file and the results.
 """
 
 from __future__ import annotations

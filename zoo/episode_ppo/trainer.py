@@ -177,8 +177,8 @@ class Trainer(ScoredApplication):
 
     def _say_evaluation(self, result: EvalResult, at: Mapping[str, int]) -> str:
         return (
-            f"evaluation after {at['trained_episodes']:,} episodes (update {result.version}): mean return {float(result.value):.1f}, "
-            f"{result.seconds:.1f} s"
+            f"evaluation after {at['trained_episodes']:,} episodes (update {result.version}): mean return "
+            f"{float(result.value):.1f}, {result.seconds:.1f} s"
         )
 
     # -- the run -------------------------------------------------------------------------------------------------------
