@@ -37,6 +37,7 @@ class App:
     sync_only: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by way
     refused: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Words] = field(default_factory=dict)  # what takes them away
+    rows: str = ""  # what is special about its rows in the timeline
 
 
 def _mbpo(run: Run) -> Measured:
@@ -60,12 +61,13 @@ def _priorzero(run: Run) -> Measured:
 
 
 def _episode_ppo(run: Run) -> Measured:
-    results, statistics, options = run.results, run.results["coordinator"], run.options
-    trained = results["effective_samples_per_second"] * statistics["wall_time"]
-    busy = {"collectors" if name == "environments" else name: share for name, share in results["busy"].items()}
+    results, statistics, played = run.results, run.results["coordinator"], run.results["environments"]
+    envs = run.options["n_envs"]
+    busy = {"collectors": min(1.0, played["busy_seconds"] / envs / statistics["wall_time"])}
     return measure(
-        run, statistics, collected=results["counters"]["steps"], trained=round(trained),
-        updates=results["counters"]["updates"], collectors=1, envs=options["n_envs"], busy={**_evaluator(run), **busy},
+        run, statistics, collected=played["steps"], trained=results["counters"]["steps"],
+        updates=results["counters"]["updates"], collectors=1, envs=envs,
+        busy={**busy, "learner": results["busy"]["learner"], **_evaluator(run)},
     )  # fmt: skip
 
 
@@ -161,6 +163,7 @@ APPS: Final = {
             is_synchronous=lambda run: bool(run.options["collector"] == "sync"),
             limits={"total_episodes": ("--total_episodes", "0")},
             async_only=frozenset(["off_policy_degree", "staleness_policy"]),
+            rows="a collector's row is a round of episodes; how much the environments work is in the table above",
             refused={
                 **SAME,
                 "collector": "it is what is compared",

@@ -12,7 +12,7 @@ from lzero_async.compare.report import Comparison, as_json, as_text, compare_run
 from lzero_async.compare.running import run_program
 from lzero_async.compare.runs import Run, load_run
 from lzero_async.errors import ConfigError
-from lzero_async.run_folder import exit_code, free_folder, write_json
+from lzero_async.run_folder import BAD_INPUT, exit_code, free_folder, write_json
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -75,15 +75,19 @@ def _run(request: Request, folder: Path, made: _Made, heading: str) -> tuple[int
     limit = f", {request.seconds:g} s" if request.seconds else ""
     print(f"\n{heading}{limit}: {command}", file=sys.stderr, flush=True)
     code = run_program(words)
-    if code:
-        print(f"\nThe {heading.split()[1]} run ended with code {code}; its own words are above.", file=sys.stderr)
-        if made.sync is not None:
-            flag = f"--sync_run {made.sync.folder}"
-            print(
-                f"The synchronous run is kept: the same command with {flag} runs only the other one.", file=sys.stderr
-            )
-        return code, None
-    return 0, load_run(folder)
+    problem = f"The {heading.split()[1]} run ended with code {code}; its own words are above."
+    if not code:
+        try:
+            run = load_run(folder)
+            request.app.measured(run)  # what is too short to be measured is said before the other run
+            return 0, run
+        except ConfigError as error:
+            code, problem = BAD_INPUT, str(error)
+    print(f"\nerror: {problem}", file=sys.stderr)
+    if made.sync is not None:
+        flag = f"--sync_run {made.sync.folder}"
+        print(f"The synchronous run is kept: the same command with {flag} runs only the other one.", file=sys.stderr)
+    return code, None
 
 
 def _show(request: Request, out: Path, found: Comparison, made: _Made) -> None:

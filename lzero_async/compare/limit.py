@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from lzero_async.compare.measured import Measured
 
-CORES = "cores"
+CORES: Final = "cores"
+ABOVE: Final = 1.02  # of the limit: more than rounding and noise
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Limit:
     evaluate: float
     stages: Mapping[str, float]
     cores: float | None  # CPU seconds per sample divided by the number of cores
+    own: Mapping[str, float]  # what the stages by themselves took in the asynchronous run
     speed_up: float
 
     @property
@@ -52,8 +55,11 @@ class Limit:
         return self.speed_up / self.limit
 
 
-def limit_of(sync: Measured, asynchronous: Measured, stages: Mapping[str, float], cores: int) -> Limit:
-    """The limit of these runs; `stages` are the seconds per sample of what runs at the same time.
+def limit_of(
+    sync: Measured, asynchronous: Measured, stages: Mapping[str, float], own: Mapping[str, float], cores: int
+) -> Limit:
+    """The limit of these runs; `stages` are the seconds per sample of what runs at the same time, `own` what the asynchronous
+    run's took.
 
     Of both runs the one that used less CPU per sample says what the work needs: threads that spin use more.
     """
@@ -65,6 +71,7 @@ def limit_of(sync: Measured, asynchronous: Measured, stages: Mapping[str, float]
         evaluate=sync.eval_seconds / sync.trained,
         stages=dict(stages),
         cores=min(known) / cores if len(known) == 2 else None,
+        own=dict(own),
         speed_up=asynchronous.effective / sync.effective,
     )
 
@@ -96,5 +103,10 @@ def format_limit(limit: Limit, batch: float, cores: int, notes: str = "") -> str
     lines.append(
         f"speed-up (effective samples/s): {limit.speed_up:.2f}, {100 * limit.share:.0f} % of the limit {limit.limit:.2f} "
         f"(set by: {limit.bound})"
+    )
+    lines.append(
+        "the stages by themselves in the asynchronous run: "
+        + ", ".join(f"{name} {shown(seconds)}" for name, seconds in limit.own.items())
+        + ("; a shorter one is why it is above the limit" if limit.share > ABOVE else "")
     )
     return "\n".join([*lines, *([notes] if notes else [])])

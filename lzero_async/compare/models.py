@@ -30,6 +30,7 @@ class Model(NamedTuple):
 
     stages: Mapping[str, float]
     note: str  # on the limit
+    own: Mapping[str, float]  # what the stages of the asynchronous run took by themselves
     times: Times
     plans: tuple[Plan, ...]
     measured: Plan
@@ -65,6 +66,7 @@ def _mbpo(pair: Pair) -> Model:
         "Each collector has its share of the environments: what its steps took in the asynchronous run counts here."
         if continuous
         else "",
+        _own(pair),
         times,
         tuple(Plan(number, queue, step) for number in (COLLECTORS if continuous else (1,)) for queue in QUEUES for step in STEPS),
         measured,
@@ -113,6 +115,7 @@ def _priorzero(pair: Pair) -> Model:
     return Model(
         {"collect": collect / pair.of_async.collectors, "train": train + (0.0 if background else evaluate)},
         "" if background else "Evaluations take the learner's turn, unless --async_eval is given.",
+        _own(pair),
         Times(0.0, collect, _update(pair), _fixed(of_sync), *_spreads(pair), pair.cores),
         tuple(Plan(number, queue, many * length) for number in COLLECTORS for queue in QUEUES for many in EPISODES),
         Plan(pair.of_async.collectors, queue_of(pair.app, pair.asynchronous), episodes * length / games),
@@ -131,28 +134,28 @@ def _priorzero_flags(choice: Choice, length: float) -> str:
     games = choice.envs // plan.collectors
     return (
         f"--num_collectors {plan.collectors} --off_policy_degree {plan.queue} --set env_config.collector_env_num={games} "
-        f"--set policy_config.n_episode={round(plan.steps / length) * games}"
+        f"--set policy_config.n_episode={round(plan.steps / length * games)}"
     )
 
 
 def _episode_ppo(pair: Pair) -> Model:
     of_sync, of_async, options = pair.of_sync, pair.of_async, pair.asynchronous.options
-    workers = options["num_workers"] or min(options["n_envs"], pair.cores)
-    free = of_async.busy["collectors"] * of_async.seconds / of_async.collected  # per step, all environments at work
-    train = of_sync.train_seconds / of_sync.trained
-    wait = float(options["step_seconds"])
+    played = pair.asynchronous.results["environments"]
+    step = played["busy_seconds"] / played["steps"]  # of one environment
+    free = step / of_async.envs  # per sample, if all environments are always at work
+    workers, wait = options["num_workers"] or min(options["n_envs"], pair.cores), float(options["step_seconds"])
     # A step that computes waits for its turn among the others of its worker, too: then the rate says what it computes.
-    compute = max(1e-9, min(free * of_async.envs - wait, min(workers, pair.cores) * free))
+    compute = max(1e-9, min(step - wait, min(workers, pair.cores) * free))
     length = of_async.trained / pair.asynchronous.results["counters"]["episodes"]
-    per_update = options["episodes_per_update"] / of_async.envs
     barrier = of_sync.collect_seconds / of_sync.collected / free
     return Model(
-        {"collect": free, "train": train},
-        "The collect at the same time is that of environments which are always at work. In turn, with the step barrier, "
-        f"collecting takes {barrier:.2f} times as long; so much of the limit is the barrier's.",
+        {"collect": free, "train": of_sync.train_seconds / of_sync.trained},
+        "The collect at the same time is that of environments which are always at work. In turn, with the step barrier and the "
+        f"end of every round to wait for, collecting takes {barrier:.2f} times as long; so much of the limit is theirs.",
+        {"collect": free, "train": _update(pair)},
         Times(wait, compute, _update(pair), _fixed(of_sync), *_spreads(pair), pair.cores, lockstep=False),
         tuple(Plan(number, queue, many * length) for number in COLLECTORS for queue in QUEUES for many in EPISODES),
-        Plan(workers, queue_of(pair.app, pair.asynchronous), per_update * length),
+        Plan(workers, queue_of(pair.app, pair.asynchronous), options["episodes_per_update"] / of_async.envs * length),
         lambda choice: _episode_ppo_flags(choice, length),
         f"the wait of --step_seconds takes no core, {1000 * compute:.2f} ms of each step do, an episode has {length:.0f} steps, "
         "and a worker computes on one core at most",
@@ -163,8 +166,13 @@ def _episode_ppo_flags(choice: Choice, length: float) -> str:
     plan = choice.plan
     return (
         f"--n_envs {choice.envs} --num_workers {plan.collectors} "
-        f"--episodes_per_update {round(plan.steps / length) * choice.envs} --off_policy_degree {plan.queue}"
+        f"--episodes_per_update {round(plan.steps / length * choice.envs)} --off_policy_degree {plan.queue}"
     )
+
+
+def _own(pair: Pair) -> dict[str, float]:
+    run = pair.of_async
+    return {"collect": run.collect_seconds / run.collected, "train": run.train_seconds / run.trained}
 
 
 def _update(pair: Pair) -> float:

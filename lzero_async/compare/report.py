@@ -48,7 +48,7 @@ def compare_runs(app: App, sync: Run | None, asynchronous: Run | None) -> Compar
     model = model_of(Pair(app, sync, asynchronous, of_sync, of_async, cores))
     return Comparison(
         app, sync, asynchronous, of_sync, of_async, cores, half.rows, half.use,
-        limit=limit_of(of_sync, of_async, model.stages, cores),
+        limit=limit_of(of_sync, of_async, model.stages, model.own, cores),
         model=model,
         choices=tuple(recommend(model.times, envs, model.plans) for envs in ENVIRONMENTS),
         check=predict(model.times, of_async.envs, model.measured),
@@ -71,7 +71,8 @@ def as_text(found: Comparison) -> str:
 
 def _timelines(found: Comparison) -> str:
     seconds = timeline.window(found.sync, found.asynchronous)
-    parts = [f"What the roles did ({timeline.LEGEND})"]
+    note = f"\n{found.app.rows}" if found.app.rows else ""
+    parts = [f"What the roles did ({timeline.LEGEND}){note}"]
     for name, run in (("synchronous", found.sync), ("asynchronous", found.asynchronous)):
         if run is not None:
             parts.append("\n".join([f"{name}, {seconds:.2f} of {run.seconds:.1f} s", *timeline.draw(run, seconds)]))

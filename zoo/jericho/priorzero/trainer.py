@@ -24,6 +24,7 @@ from lzero_async.errors import ConfigError
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
 from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
+from lzero_async.utilisation import Utilisation, UtilisationSample
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
 from zoo.jericho.priorzero.options import (
@@ -70,6 +71,8 @@ class PriorZero(Application):
         self._recent: list[float] = []
         self._losses: dict[str, float] = {}
         self._rates = {"collect": 0.0, "train": 0.0}
+        self._stored = 0  # transitions in the replay buffer
+        self._used: UtilisationSample | None = None  # of the machine, by the last run
         self._reuse: dict[tuple[str, str], dict[str, Any]] = {}  # the last report of each role in each of its processes
         self._started = time.monotonic()
         self._steps_before = self._trains_before = 0
@@ -180,6 +183,7 @@ class PriorZero(Application):
         self._steps_of.pop(train - 1 - KEPT_VERSIONS, None)
         self._recent = (self._recent + meta["scores"])[-20:]
         self._losses = done["losses"] or self._losses
+        self._stored = done["buffer"]
         self._rates = {
             "collect": meta["steps"] / max(meta["seconds"], 1e-9),
             "train": done["updates"] / max(done["seconds"], 1e-9),
@@ -246,6 +250,7 @@ class PriorZero(Application):
         """Train until a limit of run_config is reached; save the last and the best checkpoint on the way."""
         run = self.options.run_config
         self._started, self._steps_before = time.monotonic(), self.env_steps
+        whole_run = Utilisation()
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
         try:
@@ -268,6 +273,7 @@ class PriorZero(Application):
             self._save_after(error)
             raise
         finally:
+            self._used = whole_run.sample()
             self.progress.clear()
 
     def final_evaluation(self) -> list[dict[str, Any]]:
@@ -355,6 +361,17 @@ class PriorZero(Application):
             if name in values:
                 values[name] = known / values[asked] if values[asked] else 0.0
         return values
+
+    def utilisation(self) -> dict[str, float | None]:
+        """Use of queue, buffer, CPU and GPU over the whole run, 0 to 1; None where there is none."""
+        seen, statistics = self._used, self.coordinator.get_statistics()
+        degree = statistics["off_policy_degree"]
+        return {
+            "queue": statistics["mean_lag"] / degree if degree else None,
+            "buffer": self._stored / self.options.policy_config.replay_buffer_size,
+            "cpu": None if seen is None else seen.cpu,
+            "gpu": None if seen is None else seen.gpu,
+        }
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
