@@ -29,12 +29,12 @@ def carry_through(
     application: Application,
     resume: Callable[[], str] | None,
     ends: Mapping[str, str],
-    report: Callable[[Any, str, Path], None],
+    report: Callable[[Any, str], None],
 ) -> int:
     """The program around a run: resume it, run it, evaluate it once more, report, close it; return the exit code.
 
     `resume()` goes on from a checkpoint and returns what to say of that. `ends` has the program's names for the loop's
-    limits. `report(final, reason, last)` says what came of it; `final` is None without a final evaluation.
+    limits. `report(final, reason)` says what came of it; `final` is None without a final evaluation.
     """
     interrupted = False
     try:
@@ -47,7 +47,7 @@ def carry_through(
             if application.last_checkpoint.is_file():
                 print(f"\ngo on from the last checkpoint with: --resume {application.folder}", file=sys.stderr)
             raise
-        last = application.save()
+        application.save()
         reason = ends.get(result.reason, result.reason)
         interrupted = result.reason.startswith("SIG")
         final: Any = None
@@ -59,7 +59,7 @@ def carry_through(
         except Exception as error:  # what was learned is reported first
             failure, reason = error, f"{reason}; the final evaluation failed"
         application.coordinator.print_statistics()
-        report(final, reason, last)
+        report(final, reason)
         if interrupted:
             print(f"go on with: --resume {application.folder}")
         if failure is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,6 +55,23 @@ def save(path: Path, state: Mapping[str, Any], kind: CheckpointKind) -> None:
                 "--exp_name. The checkpoint written before it is still there."
             ) from error
         raise
+
+
+def check_same_run(
+    path: str | Path, state: Mapping[str, Any], options: Mapping[str, Any], fixed: Iterable[str]
+) -> None:
+    """ConfigError if a run with these options cannot go on from `state`, which was loaded from `path`: because that holds no
+    `learner`, or because an option that is `fixed` differs."""
+    if "learner" not in state:
+        raise ConfigError(
+            f"{path} holds only the best weights, which cannot be resumed; give --resume the file last.safetensors."
+        )
+    saved = state.get("options", {})
+    for name in fixed:
+        if saved.get(name) != json.loads(json.dumps(options[name])):
+            raise ConfigError(
+                f"{name} was {saved.get(name)!r} in {path} and is {options[name]!r} now; a resumed run cannot change it."
+            )
 
 
 def _sync_folder(folder: Path) -> None:

@@ -19,6 +19,16 @@ RUN_LOG: Final = "run.log"
 ROLE_OUTPUT: Final = ".out"
 LAST_CHECKPOINT: Final = Path("ckpt") / "last.safetensors"
 BEST_CHECKPOINT: Final = LAST_CHECKPOINT.with_name("best.safetensors")
+RESULTS: Final = "results.json"
+PLACES: Final[dict[str, str | Path]] = {
+    "last checkpoint": LAST_CHECKPOINT,
+    "best checkpoint": BEST_CHECKPOINT,
+    "results": RESULTS,
+    "metrics": "metrics.jsonl",
+    "TensorBoard": "log",
+    "trace": "trace.json",
+    "log": RUN_LOG,
+}
 
 
 def exit_code(program: Callable[[], int]) -> int:
@@ -130,8 +140,8 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, default=lambda item: getattr(item, "item", lambda: str(item))()) + "\n")
 
 
-def say_places(places: dict[str, Path]) -> None:
-    """Print where things are, those that are there."""
-    for name, place in places.items():
-        if place.exists():
-            print(f"{name + ':':17}{place}")
+def say_places(folder: Path) -> None:
+    """Print where the files of a run are, those that are there."""
+    for name, file in PLACES.items():
+        if (folder / file).exists():
+            print(f"{name + ':':17}{folder / file}")

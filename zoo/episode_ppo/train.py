@@ -27,7 +27,7 @@ from lzero_async.application import carry_through
 from lzero_async.errors import ConfigError
 from lzero_async.options import device_of, make_parser
 from lzero_async.run_folder import (
-    BEST_CHECKPOINT,
+    RESULTS,
     exit_code,
     find_checkpoint,
     folder_of,
@@ -116,7 +116,7 @@ def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any]
     return carry_through(trainer, None if saved is None else resume, ENDS, partial(report, trainer))
 
 
-def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) -> None:
+def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
     """The numbers of the run on screen, and all of them in results.json."""
     from lzero_async.utilisation import compare, format_targets
 
@@ -136,9 +136,8 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
         print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
               f"({final['min_return']:.1f} to {final['max_return']:.1f})")  # fmt: skip
     print(f"ended by: {reason}")
-    results = trainer.folder / "results.json"
     write_json(
-        results,
+        trainer.folder / RESULTS,
         {
             "env": trainer.options.env,
             "collector": trainer.options.collector,
@@ -149,17 +148,7 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
             **statistics,
         },
     )
-    say_places(
-        {
-            "last checkpoint": last,
-            "best checkpoint": trainer.folder / BEST_CHECKPOINT,
-            "results": results,
-            "metrics": trainer.folder / "metrics.jsonl",
-            "TensorBoard": trainer.folder / "log",
-            "trace": trainer.folder / "trace.json",
-            "log": trainer.folder / "run.log",
-        }
-    )
+    say_places(trainer.folder)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from lzero_async import checkpoint
-from lzero_async.errors import ConfigError
 from zoo.mbpo.options import FIXED
 
 KIND: Final = checkpoint.CheckpointKind("lzero-async.mbpo", 1, "MBPO")
@@ -26,13 +24,4 @@ def load_description(path: str | Path) -> dict[str, Any]:
 
 def check_same_run(path: str | Path, state: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """ConfigError if a run with these options cannot go on from `state`, which was loaded from `path`."""
-    if "learner" not in state:
-        raise ConfigError(
-            f"{path} holds only the best weights, which cannot be resumed; give --resume the file last.safetensors."
-        )
-    saved = state.get("options", {})
-    for name in FIXED:
-        if saved.get(name) != json.loads(json.dumps(options[name])):
-            raise ConfigError(
-                f"{name} was {saved.get(name)!r} in {path} and is {options[name]!r} now; a resumed run cannot change it."
-            )
+    checkpoint.check_same_run(path, state, options, FIXED)

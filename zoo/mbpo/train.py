@@ -27,6 +27,7 @@ from lzero_async.application import carry_through
 from lzero_async.options import device_of
 from lzero_async.options import make_parser as plain_parser
 from lzero_async.run_folder import (
+    RESULTS,
     exit_code,
     find_checkpoint,
     folder_of,
@@ -118,7 +119,7 @@ def make_trainer(options: Any, folder: Path, **arguments: Any) -> Any:
     return AsyncTrainerV2(options, folder, **arguments)
 
 
-def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) -> None:
+def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
     """The numbers of the run on screen, and all of them in results.json."""
     from lzero_async.utilisation import compare, format_targets
 
@@ -139,9 +140,8 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
         print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
               f"({final['min_return']:.1f} to {final['max_return']:.1f})")  # fmt: skip
     print(f"ended by: {reason}")
-    results = trainer.folder / "results.json"
     write_json(
-        results,
+        trainer.folder / RESULTS,
         {
             "env": trainer.options.env,
             "trainer": trainer.options.trainer,
@@ -152,17 +152,7 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str, last: Path) 
             **statistics,
         },
     )
-    say_places(
-        {
-            "last checkpoint": last,
-            "best checkpoint": last.with_name("best.safetensors"),
-            "results": results,
-            "metrics": trainer.folder / "metrics.jsonl",
-            "TensorBoard": trainer.folder / "log",
-            "trace": trainer.folder / "trace.json",
-            "log": trainer.folder / "run.log",
-        }
-    )
+    say_places(trainer.folder)
 
 
 def _hint(coordinator: dict[str, Any], adaptive: bool) -> str:

@@ -23,6 +23,7 @@ if not __package__:
 
 from lzero_async.application import carry_through
 from lzero_async.run_folder import (
+    RESULTS,
     exit_code,
     find_checkpoint,
     folder_of,
@@ -150,11 +151,11 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
 
     return carry_through(
         agent, None if saved is None else resume, ENDS,
-        lambda rows, reason, last: _report(agent, rows or [], reason, last),
+        lambda rows, reason: _report(agent, rows or [], reason),
     )  # fmt: skip
 
 
-def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> None:
+def _report(agent: Any, rows: list[dict[str, Any]], reason: str) -> None:
     """The evaluation table and the places, on screen and as results.json."""
     from lzero_async.progress import table
 
@@ -174,9 +175,8 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
         print(table(cells))
     print(f"\n{_saved_work(agent.reuse())}")
     print(f"ended by: {reason}")
-    results = agent.folder / "results.json"
     write_json(
-        results,
+        agent.folder / RESULTS,
         {
             "game": game.label,
             "story_file_md5": game.md5,
@@ -184,25 +184,17 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str, last: Path) -> 
             "max_score": game.max_score,
             "ended_by": reason,
             "env_steps": agent.env_steps,
+            "collected_steps": max(agent.env_steps, agent.collected_steps),
             "updates": agent.updates,
             "best_evaluation": agent.best,
             "final_evaluation": rows,
             "evaluations": agent.history,
             "reuse": agent.reuse(),
+            "utilisation": agent.utilisation(),
             "statistics": agent.coordinator.get_statistics(),
         },
     )
-    say_places(
-        {
-            "last checkpoint": last,
-            "results": results,
-            "metrics": agent.folder / "metrics.jsonl",
-            "TensorBoard": agent.folder / "log",
-            "trace": agent.folder / "trace.json",
-            "log": agent.folder / "run.log",
-            "best checkpoint": last.with_name("best.safetensors"),
-        }
-    )
+    say_places(agent.folder)
 
 
 def _saved_work(reuse: dict[str, Any]) -> str:
