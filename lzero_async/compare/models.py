@@ -153,12 +153,12 @@ def _episode_ppo(pair: Pair) -> Model:
         "The collect at the same time is that of environments which are always at work. In turn, with the step barrier and the "
         f"end of every round to wait for, collecting takes {barrier:.2f} times as long; so much of the limit is theirs.",
         {"collect": free, "train": _update(pair)},
-        Times(wait, compute, _update(pair), _fixed(of_sync), *_spreads(pair), pair.cores, lockstep=False),
+        Times(wait, compute, _update(pair), _fixed(of_sync), *_spreads(pair), pair.cores, episode=length),
         tuple(Plan(number, queue, many * length) for number in COLLECTORS for queue in QUEUES for many in EPISODES),
         Plan(workers, queue_of(pair.app, pair.asynchronous), options["episodes_per_update"] / of_async.envs * length),
         lambda choice: _episode_ppo_flags(choice, length),
-        f"the wait of --step_seconds takes no core, {1000 * compute:.2f} ms of each step do, an episode has {length:.0f} steps, "
-        "and a worker computes on one core at most",
+        f"the wait of --step_seconds takes no core, {1000 * compute:.2f} ms of each step do; the lengths of episodes are "
+        f"exponential with the mean {length:.0f}; a worker computes on one core at most",
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from lzero_async.compare.rounds import simulate_rounds
 from lzero_async.distributions import Distribution
 from lzero_async.simulation import simulate
 
@@ -14,6 +15,8 @@ ENVIRONMENTS: Final = (64, 128, 256)
 COLLECTORS: Final = (1, 2, 4, 8, 16, 32)
 QUEUES: Final = (1, 2, 4, 8, 16)
 TRAINS: Final = 300
+ROUNDS: Final = 40  # trains, where single episodes are simulated
+CLOSE: Final = 0.98  # of what the cores can compute: they are the limit
 WARM: Final = 50  # trains that are not counted
 WITHIN: Final = 0.02  # of the best rate
 
@@ -23,9 +26,10 @@ class Times:
     """What the stages take, in seconds.
 
     A step of a collector's n environments takes `wait` + n * `compute`; a train takes `fixed` + `update` for each sample.
-    `collect_spread` and `train_spread` are single durations as multiples of their mean. `lockstep`: environments step together;
-    if not, each goes at its own pace and a step takes it `wait` + `compute`. `drops`: a full queue drops its oldest batch.
-    `others`: what further roles compute for each sample.
+    `collect_spread` and `train_spread` are single durations as multiples of their mean. `drops`: a full queue drops its oldest
+    batch. `others`: what further roles compute for each sample. `episode`: steps of an episode on average, where each
+    environment plays whole episodes at its own pace, and a collector computes on one core at most; 0: environments step
+    together.
     """
 
     wait: float
@@ -35,9 +39,9 @@ class Times:
     collect_spread: Sequence[float]
     train_spread: Sequence[float]
     cores: int
-    lockstep: bool = True
     drops: bool = False
     others: float = 0.0
+    episode: float = 0.0
 
 
 class Plan(NamedTuple):
@@ -59,38 +63,60 @@ class Choice(NamedTuple):
     cores_bind: bool
 
 
-def sizes_of(times: Times, envs: int, plan: Plan) -> tuple[float, float]:
-    """Seconds of a collect of one collector, and its samples."""
-    mine = envs / plan.collectors
-    if times.lockstep:
-        return plan.steps * (times.wait + times.compute * mine), plan.steps * mine
-    # Each worker steps its environments at their own pace, and computes on one core at most.
-    pace = min(mine / (times.wait + times.compute), 1 / times.compute if times.compute else float("inf"))
-    return plan.steps * envs / (pace * plan.collectors), plan.steps * envs
-
-
 def predict(times: Times, envs: int, plan: Plan, trains: int = TRAINS) -> Choice:
     """Simulate a plan; its rate is never above what the cores can compute."""
-    seconds, batch = sizes_of(times, envs, plan)
+    if times.episode:
+        return _predict_rounds(times, envs, plan)
+    mine = envs / plan.collectors
+    batch = plan.steps * mine
     run = simulate(
-        _spread(seconds, times.collect_spread),
-        _spread(times.fixed + times.update * batch, times.train_spread),
-        num_collectors=plan.collectors if times.lockstep else 1,
+        _spread(plan.steps * (times.wait + times.compute * mine), times.collect_spread),
+        _train(times, batch),
+        num_collectors=plan.collectors,
         off_policy_degree=plan.queue,
         policy="allow" if times.drops else "wait",
         queue_capacity=plan.queue if times.drops else None,
         trains=trains,
     )
-    rate = run.throughput_after(WARM) * batch
+    return _capped(times, envs, plan, batch, run.throughput_after(WARM) * batch, run.mean_staleness)
+
+
+def _predict_rounds(times: Times, envs: int, plan: Plan) -> Choice:
+    episodes = max(1, round(plan.steps * envs / times.episode))
+    mean = times.episode * step_seconds(times, envs, plan.collectors)
+    run = simulate_rounds(
+        envs, episodes, lambda generator, index: generator.expovariate(1 / mean),
+        _train(times, episodes * times.episode), plan.queue, trains=ROUNDS,
+    )  # fmt: skip
+    batch = episodes * times.episode
+    return _capped(times, envs, plan, batch, run.rate * batch, run.staleness)
+
+
+def step_seconds(times: Times, envs: int, workers: int) -> float:
+    """What a step of one environment takes among the others of its worker, and those of all workers on the cores."""
+    at_once = max(envs / workers, envs / times.cores)
+    return max(times.wait + times.compute, at_once * times.compute)
+
+
+def _capped(times: Times, envs: int, plan: Plan, batch: float, rate: float, staleness: float) -> Choice:
     ceiling = times.cores / (times.compute + times.update + times.others + times.fixed / batch)
-    return Choice(envs, plan, min(rate, ceiling), run.mean_staleness, ceiling < rate)
+    return Choice(envs, plan, min(rate, ceiling), staleness, rate >= CLOSE * ceiling)
 
 
 def recommend(times: Times, envs: int, plans: Iterable[Plan], within: float = WITHIN) -> Choice:
     """The smallest plan (collectors first, then queue, then steps) whose rate is within a share of the best one's."""
-    choices = [predict(times, envs, plan) for plan in sorted(plans)]
+    plans = sorted(plan for plan in plans if plan.collectors <= envs)
+    if times.episode:  # more workers than make a step shorter change nothing
+        best_step = min(step_seconds(times, envs, plan.collectors) for plan in plans)
+        enough = [plan for plan in plans if step_seconds(times, envs, plan.collectors) <= (1 + within) * best_step]
+        plans = [plan for plan in enough if plan.collectors == enough[0].collectors]
+    choices = [predict(times, envs, plan) for plan in plans]
     best = max(choice.rate for choice in choices)
     return next(choice for choice in choices if choice.rate >= (1 - within) * best)
+
+
+def _train(times: Times, batch: float) -> Distribution:
+    return _spread(times.fixed + times.update * batch, times.train_spread)
 
 
 def _spread(mean: float, multiples: Sequence[float]) -> Distribution:
