@@ -138,6 +138,18 @@ def test_attacks_fail_as_often_as_in_nasim(attack: Any) -> None:
         assert 750 < worked < 850
 
 
+@pytest.mark.parametrize(
+    ("scenario", "theirs", "largest"), [("tiny", "Tiny-v0", 100), ("small-honeypot", "SmallHoneypot-v0", 100)]
+)
+def test_only_the_values_of_hosts_are_scaled(attack: Any, scenario: str, theirs: str, largest: int) -> None:
+    plain = make_env(f"nasim:{theirs}").reset(seed=0)[0]
+    obs = make_env(FACTORY, {"scenario": scenario, "fully_obs": True}).reset(seed=0)[0]
+    large = np.abs(plain) > 2
+    assert large.any() and np.abs(plain).max() == largest
+    np.testing.assert_array_equal(obs[~large], plain[~large])
+    np.testing.assert_allclose(obs[large], plain[large] / largest, rtol=1e-6)
+
+
 def test_environments_in_threads_play_as_one_alone_does(attack: Any) -> None:
     """Others are made while they play, as after an environment's failure."""
     alone = make_env(FACTORY)
@@ -221,12 +233,14 @@ def test_bad_arguments_are_named(attack: Any, env_args: dict[str, Any], text: st
         make_env(FACTORY, env_args)
 
 
-def test_ppo_learns_the_tiny_network(attack: Any) -> None:
-    """Random play returns about 93; 5 updates of 60 episodes are well above."""
+@pytest.mark.parametrize("fully_obs", [False, True])
+def test_ppo_learns_the_tiny_network(attack: Any, fully_obs: bool) -> None:
+    """Random play returns about 93; after 5 updates of 60 episodes it is well above."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        player, agent, means = Player(partial(make_env, FACTORY), 0, seed=0), PPO(TINY, learning_rate=3e-3), []
+        make = partial(make_env, FACTORY, {"fully_obs": fully_obs})
+        player, agent, means = Player(make, 0, seed=0), PPO(TINY, learning_rate=3e-3, discount=0.95), []
         for update in range(6):
             weights = agent.weights()
             episodes = [player.play(Slot(update * 60 + i, update, update), weights) for i in range(60)]
@@ -235,4 +249,4 @@ def test_ppo_learns_the_tiny_network(attack: Any) -> None:
     finally:
         torch.set_num_threads(threads)
     assert 80 < means[0] < 110
-    assert means[-1] > 140
+    assert means[-1] > (160 if fully_obs else 135)

@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lzero_async.config import whole_number
 from lzero_async.errors import ConfigError, LzeroAsyncError
 
@@ -37,13 +39,18 @@ def make(scenario: str = "tiny", *, fully_obs: bool = False, scenario_seed: int 
 
 
 class NetworkAttack(NASimEnv):  # type: ignore[misc]
-    """nasim's environment with a random generator of its own; rewards are what an action gains less what it costs."""
+    """nasim's environment with a random generator of its own; rewards are what an action gains less what it costs.
+
+    The observed values of hosts are divided by the largest: a 100 among zeros and ones leaves a tanh network nothing to see.
+    """
 
     _layout: Any = None  # of the observations; None until the environment is made
+    _scale: Any = 1.0
 
     def __init__(self, scenario: Scenario, fully_obs: bool) -> None:
         super().__init__(scenario, fully_obs=fully_obs)
         self._layout = _layout()
+        self._scale = _value_scale(self.current_state.tensor, self.last_obs.shape())
         self._chances = [action.prob for action in self.action_space.actions]
         self._working = [_with_chance(action, 1.0) for action in self.action_space.actions]
         self._failing = [_with_chance(action, -1.0) for action in self.action_space.actions]
@@ -55,12 +62,14 @@ class NetworkAttack(NASimEnv):  # type: ignore[misc]
                 f"an environment of another scenario was made after this one of {self.name!r}, and nasim keeps a single "
                 "layout of observations; play each scenario in a process of its own."
             )
-        return super().reset(seed=seed, options=options)
+        obs, info = super().reset(seed=seed, options=options)
+        return obs * self._scale, info
 
     def step(self, action: int) -> Any:
         """Draw here whether the attack works, and leave nothing to nasim's own draw."""
         works = self.np_random.random() < self._chances[action]
-        return super().step((self._working if works else self._failing)[action])
+        obs, *others = super().step((self._working if works else self._failing)[action])
+        return obs * self._scale, *others
 
 
 @lru_cache(maxsize=1)
@@ -84,6 +93,14 @@ def _with_chance(action: Any, chance: float) -> Any:
     changed = copy.copy(action)
     changed.prob = chance
     return changed
+
+
+def _value_scale(hosts: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """What to multiply a flat observation with; `hosts` [H, F] has the values of all of them."""
+    columns = [HostVector._value_idx, HostVector._discovery_value_idx]
+    scale = np.ones(shape, dtype=np.float32)
+    scale[:, columns] = 1.0 / max(1.0, float(np.abs(hosts[:, columns]).max()))
+    return scale.reshape(-1)
 
 
 def _layout() -> Any:
