@@ -1,0 +1,450 @@
+"""The two collectors of `zoo.episode_ppo`: the barrier plays the same episodes as the pool without one, in lockstep; and neither
+prefers short episodes, as a collector of whatever ends first does."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lzero_async import CollectContext, LzeroAsyncError, Parcel, make_backend
+from lzero_async.calls import CallStop
+from lzero_async.errors import Stopped
+from lzero_async.types import BackgroundContext, Snapshot
+from tests.episode_ppo_envs import Counting, env_seed, length_of, make_flat, watch
+from zoo.episode_ppo import step_barrier
+from zoo.episode_ppo.episode import PER_STEP, Episode, unpack
+from zoo.episode_ppo.parallel_env_async import AsyncEnvs
+from zoo.episode_ppo.playing import Slot
+from zoo.episode_ppo.pool import EpisodePool
+from zoo.episode_ppo.rounds import Pool
+from zoo.episode_ppo.step_barrier import LOOKED_AT, WORTH_A_THREAD, BarrierPool, StepEnvs
+
+SEED = 5
+COLLECTORS: dict[str, tuple[Any, Any]] = {"sync": (StepEnvs, BarrierPool), "async": (AsyncEnvs, EpisodePool)}
+FOREVER = 60.0  # seconds; only what is broken waits that long
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> Iterator[None]:
+    watch.clear()
+    yield
+    watch.clear()
+
+
+def weights_of(version: int) -> dict[str, np.ndarray]:
+    """A policy that looks at its observations, another for every version."""
+    rng = np.random.default_rng(version)
+    sizes = (3, 8, 2)
+    found = {}
+    for place, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        found[f"layer{place}.weight"] = rng.standard_normal((before, after)).astype(np.float32)
+        found[f"layer{place}.bias"] = rng.standard_normal(after).astype(np.float32)
+    return found
+
+
+def make_role(kind: str, envs: int, worker: int, settings: dict[str, Any], emit: Any) -> Any:
+    return COLLECTORS[kind][0](partial(make_flat, **settings), envs, worker, SEED, emit)
+
+
+class Table:
+    """A pool with its workers, driven as a run does it."""
+
+    def __init__(self, kind: str, backend: str, shares: list[int], settings: dict[str, Any]) -> None:
+        self.stop, self.run = CallStop(), CallStop()
+        self.backend = make_backend(backend)
+        self.errors: list[Exception] = []
+        workers = [
+            self.backend.start(f"envs {place}", partial(make_role, kind, envs, place, settings))
+            for place, envs in enumerate(shares)
+        ]
+        self.pool: Pool = COLLECTORS[kind][1](workers, shares)
+        drive = [] if kind == "sync" else range(len(shares))
+        self.threads = [threading.Thread(target=self._drive, args=(place,), daemon=True) for place in drive]
+        for thread in self.threads:
+            thread.start()
+
+    def _drive(self, place: int) -> None:
+        assert isinstance(self.pool, EpisodePool)
+        while not self.run.is_set():
+            try:
+                self.pool.drive(place, BackgroundContext("envs", self.run))
+            except Stopped:
+                return
+            except Exception as error:
+                self.errors.append(error)
+                return
+
+    def play(self, count: int, version: int = 0, stop: CallStop | None = None) -> list[Episode]:
+        """One round; its episodes in their order."""
+        snapshot = Snapshot(version, Parcel(weights_of(version)))
+        context = CollectContext(0, 0, version, snapshot, stop or self.stop)
+        parcels = self.pool.play(context, count).parcels
+        return sorted((e for parcel in parcels for e in unpack(parcel.open())), key=lambda e: e.number)
+
+    def close(self) -> None:
+        self.run.set("the test is over")
+        for thread in self.threads:
+            thread.join(FOREVER)
+        if isinstance(self.pool, BarrierPool):
+            self.pool.close()
+        self.backend.close()
+        assert self.errors == []
+
+
+@contextmanager
+def table(kind: str, backend: str = "thread", shares: tuple[int, ...] = (4,), **settings: Any) -> Iterator[Table]:
+    made = Table(kind, backend, list(shares), settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def numbers_of(episodes: list[Episode]) -> list[int]:
+    return [episode.number for episode in episodes]
+
+
+# -- the same episodes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[list[Episode]]:
+    """Three rounds of the collector without a barrier, each with a policy of its own."""
+    with table("async") as made:
+        return [made.play(10, version) for version in (0, 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "shares"),
+    [
+        ("sync", "thread", (1,)),
+        ("sync", "thread", (4,)),
+        ("sync", "thread", (3, 2)),
+        ("sync", "thread", (8, 8)),
+        ("sync", "process", (4,)),
+        ("sync", "process", (2, 3)),
+        ("async", "process", (2, 3)),
+    ],
+)
+def test_every_collector_plays_the_same_episodes(
+    kind: str, backend: str, shares: tuple[int, ...], reference: list[list[Episode]]
+) -> None:
+    with table(kind, backend, shares) as made:
+        for version, expected in zip((0, 1, 4), reference, strict=True):
+            played = made.play(10, version)
+            assert numbers_of(played) == numbers_of(expected)
+            for one, other in zip(played, expected, strict=True):
+                assert (one.version, one.length, one.terminated) == (version, other.length, other.terminated)
+                for name in (*PER_STEP, "last_obs"):
+                    np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+                assert 0 <= one.worker < len(shares)
+
+
+def test_the_reference_is_not_trivial(reference: list[list[Episode]]) -> None:
+    assert [numbers_of(episodes) for episodes in reference] == [list(range(n, n + 10)) for n in (0, 10, 20)]
+    for episode in (episode for episodes in reference for episode in episodes):
+        assert episode.length == length_of(env_seed(SEED, episode.number))
+    assert len({episode.length for episodes in reference for episode in episodes}) > 5
+    actions = np.concatenate([episode.action for episodes in reference for episode in episodes])
+    assert set(actions.tolist()) == {0, 1}
+
+
+# -- the barrier -----------------------------------------------------------------------------------------------------------
+
+
+def assert_lockstep() -> None:
+    """Of any two environments that both have steps left, none is ever more than one ahead."""
+    left, done = Counter(place for place, _, _ in watch.steps), Counter[int]()
+    places = list(left)
+    for place, _, _ in watch.steps:
+        done[place], left[place] = done[place] + 1, left[place] - 1
+        busy = [done[other] for other in places if left[other]]
+        assert not busy or max(busy) - min(busy) <= 1
+
+
+@pytest.mark.parametrize("shares", [(4,), (2, 2), (1, 3)])
+@pytest.mark.parametrize("waiting", [False, True])
+def test_all_environments_advance_in_lockstep(
+    shares: tuple[int, ...], waiting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_barrier, "WORTH_A_THREAD", -1e9 if waiting else 1e9)
+    with table("sync", shares=shares) as made:
+        for version in range(3):
+            watch.steps.clear()
+            episodes = made.play(20, version)
+            assert_lockstep()
+            assert len(watch.steps) == sum(episode.length for episode in episodes)
+
+
+def test_without_a_barrier_there_is_no_lockstep() -> None:
+    ahead = threading.Event()
+
+    def hold(env: Counting) -> None:
+        if env.place == 0:  # waits until another one is three steps ahead, which a barrier would never let happen
+            assert ahead.wait(FOREVER)
+        elif Counter(place for place, _, _ in list(watch.steps))[env.place] >= 3:
+            ahead.set()
+
+    watch.before_step = hold
+    with table("async") as made:
+        assert len(made.play(20)) == 20
+    with pytest.raises(AssertionError):
+        assert_lockstep()
+
+
+# -- threads for environments that wait ------------------------------------------------------------------------------------
+
+
+class FakeTime:
+    """A wall clock and a processor's, which steps of environments move."""
+
+    def __init__(self, waits: float, computes: float) -> None:
+        self.wall = self.cpu = 0.0
+        self.waits, self.computes = waits, computes
+
+    def pass_on(self, env: Counting) -> None:
+        self.wall += self.waits + self.computes
+        self.cpu += self.computes
+
+    def monotonic(self) -> float:
+        return self.wall
+
+    def thread_time(self) -> float:
+        return self.cpu
+
+
+@pytest.mark.parametrize(
+    ("waits", "computes", "envs", "threads"),
+    [
+        (0.01, 0.0, 4, True),
+        (WORTH_A_THREAD * 1.1, 0.05, 4, True),
+        (WORTH_A_THREAD * 0.9, 0.05, 4, False),
+        (0.0, 0.05, 4, False),
+        (0.01, 0.0, 1, False),
+    ],
+)
+def test_environments_that_wait_have_threads(
+    waits: float, computes: float, envs: int, threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, used = FakeTime(waits, computes), []
+    monkeypatch.setattr(step_barrier, "time", SimpleNamespace(monotonic=clock.monotonic, thread_time=clock.thread_time))
+
+    def pass_on(env: Counting) -> None:
+        clock.pass_on(env)
+        used.append(threading.get_ident())
+
+    watch.before_step = pass_on
+    role = StepEnvs(partial(make_flat, longest=100), envs, 0, SEED, lambda event: None)
+    try:
+        slots, weights = [Slot(number, 0, 0) for number in range(40)], [(0, Parcel(weights_of(0)))]
+        found = role.step(0, slots, weights, True)
+        while sum(len(parcel.meta["numbers"]) for _, parcel, _ in found) < 40:
+            found += role.step(0, [], [], True)
+    finally:
+        role.close()
+    assert set(used[:LOOKED_AT]) == {threading.get_ident()}  # they are looked at one by one
+    others = set(used[LOOKED_AT:]) - {threading.get_ident()}
+    assert bool(others) == threads
+    if threads:
+        assert threading.get_ident() not in used[LOOKED_AT:]
+
+
+# -- failures and rounds that are given up ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [(4,), (2, 3)])
+def test_an_environment_that_fails_is_made_anew_and_its_episode_played_again(shares: tuple[int, ...]) -> None:
+    with table("sync") as made:
+        expected = made.play(40)
+    envs = sum(shares)
+    watch.clear()
+    with table("sync", shares=shares, fails={7: 1, 9: 3}) as made:
+        played = made.play(40)
+        failed = sum(watch.failed.values())
+        lengths = Counter(episode.length for episode in played)
+        assert lengths[7] and lengths[9]
+        assert failed == lengths[7] + 3 * lengths[9] == made.pool.statistics().failed
+        assert len(watch.made) == envs + failed
+        assert numbers_of(played) == list(range(40))
+        for one, other in zip(played, expected, strict=True):
+            np.testing.assert_array_equal(one.obs, other.obs)
+            np.testing.assert_array_equal(one.action, other.action)
+        assert made.pool.statistics()._replace(busy_seconds=0, mean_return=0, mean_length=0) == (
+            40, 40, 0, failed, sum(episode.length for episode in played), 0, 0, 0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("shares", [(4,), (2, 3)])
+def test_an_episode_that_fails_too_often_fails_the_collect_and_the_next_one_is_whole(shares: tuple[int, ...]) -> None:
+    with table("sync", shares=shares, fails={7: 4}) as made:
+        with pytest.raises(LzeroAsyncError, match=r"Episode \d+ failed 4 times: RuntimeError\('out of order'\)"):
+            made.play(40)
+        statistics = made.pool.statistics()
+        assert (statistics.started, statistics.complete, statistics.abandoned) == (40, 0, 40)
+        watch.failed.update({env_seed(SEED, number): 4 for number in range(40, 80)})  # these are mended
+        assert numbers_of(made.play(40)) == list(range(40, 80))
+        assert made.pool.statistics()[:3] == (80, 40, 40)
+
+
+@pytest.mark.parametrize(("kind", "shares"), [("sync", (4,)), ("sync", (2, 2)), ("async", (4,)), ("async", (2, 2))])
+def test_episodes_of_a_round_that_was_given_up_are_in_no_other(kind: str, shares: tuple[int, ...]) -> None:
+    stop, hold = CallStop(), threading.Event()
+
+    def give_up(env: Counting) -> None:
+        if len(watch.steps) == 12:
+            stop.set("SIGINT")
+        if kind == "async" and not hold.is_set() and env.count >= 3:
+            assert hold.wait(FOREVER)  # in the middle of an episode of the first round
+
+    watch.before_step = give_up
+    with table(kind, shares=shares, longest=40) as made:
+        with pytest.raises(Stopped):
+            made.play(20, stop=stop)
+        statistics = made.pool.statistics()
+        assert (statistics.started, statistics.complete, statistics.abandoned) == (20, 0, 20)
+        hold.set()
+        first = set(watch.steps)
+        played = made.play(20, version=1)
+        assert numbers_of(played) == list(range(20, 40))
+        assert {episode.version for episode in played} == {1}
+        for episode in played:
+            assert episode.length == length_of(env_seed(SEED, episode.number), 40)
+            assert episode.obs[:, 1].tolist() == pytest.approx([step / 40 for step in range(episode.length)])
+        old = {env_seed(SEED, number) for number in range(20)}
+        if kind == "sync":  # nobody goes on with them
+            assert not {step for step in set(watch.steps) - first if step[1] in old}
+        assert made.pool.statistics()[:3] == (40, 20, 20)
+
+
+# -- no preference for short episodes ----------------------------------------------------------------------------------------
+
+ENVS, COUNT, ROUNDS, LONG = 16, 8, 6, 40
+
+
+class Ticks:
+    """Lets all environments that play make a step at the same time, so that an episode's duration is its length. A tick comes
+    when as many wait for it as `playing()` says."""
+
+    def __init__(self, playing: Callable[[], int]) -> None:
+        self._playing, self._changed = playing, threading.Condition()
+        self._waiting = self._now = 0
+        self._over = False
+        self._thread = threading.Thread(target=self._conduct, daemon=True)
+
+    def __enter__(self) -> Ticks:
+        watch.before_step = self._wait
+        self._thread.start()
+        return self
+
+    def __exit__(self, *words: Any) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._thread.join(FOREVER)
+
+    def _wait(self, env: Counting) -> None:
+        with self._changed:
+            now = self._now
+            self._waiting += 1
+            self._changed.notify_all()
+            while self._now == now and not self._over:
+                self._changed.wait()
+
+    def _conduct(self) -> None:
+        with self._changed:
+            while not self._over:
+                if 0 < self._playing() <= self._waiting:
+                    self._waiting, self._now = 0, self._now + 1
+                    self._changed.notify_all()
+                self._changed.wait(0.001)  # what plays may change without a word
+
+
+def assert_trained_is_started(rounds: list[list[Episode]]) -> None:
+    """Rounds of consecutive numbers, every number once, and so the lengths of all that was started."""
+    numbers = [episode.number for episodes in rounds for episode in episodes]
+    lengths = [episode.length for episodes in rounds for episode in episodes]
+    assert sorted(lengths) == sorted(started_lengths(len(numbers)))
+    assert sorted(numbers) == list(range(len(numbers)))
+    for episodes in rounds:
+        assert numbers_of(episodes) == list(range(episodes[0].number, episodes[0].number + COUNT))
+
+
+def started_lengths(count: int) -> list[int]:
+    return [length_of(env_seed(SEED, number), LONG) for number in range(count)]
+
+
+def mean_length(rounds: list[list[Episode]]) -> float:
+    return float(np.mean([episode.length for episodes in rounds for episode in episodes]))
+
+
+def test_what_is_trained_has_the_lengths_of_what_was_started() -> None:
+    with table("async", shares=(ENVS // 2, ENVS // 2), longest=LONG) as made:
+        pool = made.pool
+        assert isinstance(pool, EpisodePool)
+
+        def playing() -> int:
+            with pool._changed:
+                return min(ENVS, len(pool._pending) + sum(map(len, pool._playing)))
+
+        rounds: list[list[Episode]] = []
+        done = threading.Lock()
+
+        def collect() -> None:  # two at a time, as at degree 2
+            for _ in range(ROUNDS // 2):
+                episodes = made.play(COUNT)
+                with done:
+                    rounds.append(episodes)
+
+        with Ticks(playing):
+            collectors = [threading.Thread(target=collect, daemon=True) for _ in range(2)]
+            for collector in collectors:
+                collector.start()
+            for collector in collectors:
+                collector.join(FOREVER)
+    assert len(rounds) == ROUNDS
+    assert_trained_is_started(rounds)
+    assert mean_length(rounds) == pytest.approx(np.mean(started_lengths(COUNT * ROUNDS)))
+
+
+@pytest.mark.parametrize("late", ["discarded", "kept for later"])
+def test_a_collector_of_what_ends_first_prefers_short_episodes(late: str) -> None:
+    """The collector that this one is not: as soon as enough episodes have ended, they are a batch."""
+    role = AsyncEnvs(partial(make_flat, longest=LONG), ENVS, 0, SEED, lambda event: None)
+    weights, oldest = [(0, Parcel(weights_of(0)))], 0
+    rounds: list[list[Episode]] = [[]]
+    wanted, started = 0, 0
+    try:
+        with Ticks(lambda: ENVS):
+            slots = [Slot(number, 0, 0) for number in range(ENVS)]
+            started = ENVS
+            while len(rounds) <= ROUNDS:
+                found = role.play(slots, weights, oldest)
+                weights, slots = [], []
+                for number, parcel, _ in found:
+                    episodes = unpack(parcel.open())
+                    slots += [Slot(started + place, wanted, 0) for place in range(len(episodes))]
+                    started += len(episodes)
+                    if late == "kept for later" or number == wanted:
+                        rounds[-1] += episodes
+                if len(rounds[-1]) >= COUNT:
+                    rounds[-1].sort(key=lambda episode: episode.number)
+                    rounds.append([])
+                    wanted += late == "discarded"
+                    slots = [slot._replace(round=wanted) for slot in slots]
+    finally:
+        watch.before_step = None
+        role.close()
+    assert len(rounds.pop()) == 0
+    with pytest.raises(AssertionError):
+        assert_trained_is_started(rounds)
+    assert mean_length(rounds[:2]) < 0.7 * np.mean(started_lengths(started))
+    if late == "discarded":
+        assert mean_length(rounds) < 0.7 * np.mean(started_lengths(started))
