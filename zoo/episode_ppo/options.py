@@ -102,7 +102,11 @@ def build_options(changes: Mapping[str, Any], *, saved: Mapping[str, Any] | None
     """The checked options: defaults, then those of a `saved` run, then `changes`."""
     kept = {name: value for name, value in (saved or {}).items() if name in TABLE.options}
     if changes.get("collector", kept.get("collector")) != kept.get("collector"):
-        kept.pop("off_policy_degree", None)  # what suits the one collector is not what suits the other
+        for name in (
+            "off_policy_degree",
+            "staleness_policy",
+        ):  # what suits the one collector is not what suits the other
+            kept.pop(name, None)
     options = EasyDict(TABLE.check({**kept, **changes}))
     options.env_args = dict(options.env_args)
     if options.off_policy_degree is None:
