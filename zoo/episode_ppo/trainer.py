@@ -195,15 +195,15 @@ class Trainer(ScoredApplication):
         )
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
-        limit = -(-options.total_episodes // options.episodes_per_update) if options.total_episodes else None
+        max_train, max_collect = self._limits()
         try:
             return self.coordinator.run(
                 self.collect,
                 self.train,
                 None if self.evaluator is None else self.evaluate,
                 eval_every=options.eval_every,
-                max_train=limit,
-                max_collect=limit if options.staleness_policy != "drop" else None,
+                max_train=max_train,
+                max_collect=max_collect,
                 max_seconds=options.max_seconds or None,
                 eval_target=options.target_return,
                 on_eval=self._evaluated,
@@ -217,6 +217,20 @@ class Trainer(ScoredApplication):
             raise
         finally:
             self.progress.clear()
+
+    def _limits(self) -> tuple[int | None, int | None]:
+        """Trains and collects with which total_episodes are reached; earlier rounds may have been of another size."""
+        options, coordinator = self.options, self.coordinator
+        if not options.total_episodes:
+            return None, None
+        left = max(0, options.total_episodes - self.counters["episodes"])
+        waiting = [
+            sum(len(parcel.meta["numbers"]) for parcel in parcels) for parcels in coordinator.shell.data.values()
+        ]
+        rounds = -(-max(0, left - sum(waiting)) // options.episodes_per_update)
+        trains = coordinator.train_count + (len(waiting) + rounds if left else 0)
+        # Rounds that will be dropped are made up for by others, nobody knows how many.
+        return trains, None if options.staleness_policy == "drop" else coordinator.collect_count + rounds
 
     def _background(self) -> dict[str, Callable[..., object]]:
         if not isinstance(self.pool, EpisodePool):
