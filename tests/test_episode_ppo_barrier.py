@@ -3,6 +3,7 @@ prefers short episodes, as a collector of whatever ends first does."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ def weights_of(version: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(version)
     sizes = (3, 8, 2)
     found = {}
-    for place, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for place, (before, after) in enumerate(itertools.pairwise(sizes)):
         found[f"layer{place}.weight"] = rng.standard_normal((before, after)).astype(np.float32)
         found[f"layer{place}.bias"] = rng.standard_normal(after).astype(np.float32)
     return found
