@@ -1,0 +1,223 @@
+"""A hundred thousand short episodes with a learner that is slower than the workers: memory, and the account of every episode.
+
+The learner is the real one, PPO in a process of its own, with so many epochs that it takes longer for an update than the workers
+for a round; the pool is the real one without a barrier, at degree 2. How memory is measured and judged is described in
+benchmarks.memory; the first fifth of the episodes is warm-up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._episode_envs import MODULE
+from benchmarks._episode_runs import backend, start
+from benchmarks.harness import Bar
+from benchmarks.memory import GIVE_BACK, memory_of_tree, slope_with_error, tidy_up
+from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel
+from zoo.episode_ppo import roles
+from zoo.episode_ppo.factories import describe
+from zoo.episode_ppo.options import build_options, rounds_at_once, shares_of
+from zoo.episode_ppo.pool import EpisodePool
+from zoo.episode_ppo.trainer import THREAD_VARIABLES
+
+EPISODES, PER_ROUND, WARM_UP = 100_000, 100, 20_000
+SAMPLE_EVERY = 4  # trains
+STANDARD_ERRORS = 2.0
+OPTIONS = {
+    "env": f"{MODULE}:short", "env_args": {"longest": 3}, "n_envs": 8, "off_policy_degree": 2, "episodes_per_update": PER_ROUND,
+    "epochs": 40, "device": "cpu",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """Memory per 1,000 episodes in bytes; the account; what kept the learner."""
+
+    slope: float
+    error: float
+    megabytes: float
+    descriptors: tuple[int, int]
+    processes: dict[str, float]  # slope of each
+    account: dict[str, int]
+    wrong: list[str]  # sentences about what does not add up
+    violations: list[str]
+    learner_busy: float
+    seconds: float
+
+
+class Tidy:
+    """A role that empties Python's free lists now and then, as benchmarks.memory explains; apart from that, the role."""
+
+    def __init__(self, make: Callable[..., Any], call: str, emit: Callable[[Any], None]) -> None:
+        self._role, self._call, self._calls = make(emit), call, 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._call:
+            self._calls += 1
+            tidy_up(self._calls)
+        return getattr(self._role, name)
+
+
+@lru_cache(maxsize=1)
+def found() -> Found:
+    """Make the run and judge it."""
+    options = build_options(OPTIONS)
+    shares = shares_of(options)
+    with backend() as there, tempfile.TemporaryDirectory() as folder:
+        envs = [
+            start(
+                there, f"envs {place}", partial(Tidy, partial(roles.make_workers_envs, options, share, place), "play")
+            )
+            for place, share in enumerate(shares)
+        ]
+        spaces = tuple(describe(options.env, options.env_args))
+        learner = there.start(
+            "learner",
+            partial(Tidy, partial(roles.make_learner, options, spaces), "train"),
+            environment={**dict.fromkeys(THREAD_VARIABLES, "1"), **GIVE_BACK},
+        )
+        learner.call("ready")
+        pool = EpisodePool(envs, shares)
+        run = _Run(pool, learner, Path(folder) / "samples")
+        with AsyncTrainingCoordinator(
+            options.off_policy_degree,
+            num_collectors=rounds_at_once(options),
+            get_weights=lambda: learner.call("weights"),
+        ) as coordinator:
+            begun = time.monotonic()
+            coordinator.run(
+                run.collect, run.train, max_train=EPISODES // PER_ROUND, after_train=run.look, print_statistics=False,
+                background={f"envs {place}": partial(pool.drive, place) for place in range(len(shares))},
+            )  # fmt: skip
+            seconds = time.monotonic() - begun
+            gate = coordinator.shell.gate
+            account, wrong = judge(run, pool, gate)
+            violations = gate.violations()
+        names = {str(worker.pid): worker.name for worker in [*envs, learner]} | {str(os.getpid()): "coordinator"}
+        places, sizes, descriptors = run.samples()
+    whole = np.sum(list(sizes.values()), axis=0)
+    slope, error = slope_with_error(places, whole)
+    processes = {names.get(key, key): 1000 * slope_with_error(places, own)[0] for key, own in sizes.items()}
+    result = Found(
+        1000 * slope, 1000 * error, float(whole.mean()) * 1e-6, (min(descriptors), max(descriptors)), processes, account, wrong,
+        violations, run.train_seconds / seconds, seconds,
+    )  # fmt: skip
+    _say(result)
+    return result
+
+
+class _Run:
+    """The stages of the run, and what they note: memory goes to a file, since a list would grow in what is measured."""
+
+    def __init__(self, pool: EpisodePool, learner: Any, record: Path) -> None:
+        self._pool, self._learner, self._record = pool, learner, record
+        self._record.write_text("")
+        self.times_trained = np.full(2 * EPISODES, 1, dtype=np.uint8)  # of each number
+        self.times_trained[:] = 0  # written once already, so that all of it is in memory before anything is measured
+        self.trained = self.trains = self.learned = 0
+        self.train_seconds = 0.0
+        self._said = time.monotonic()
+
+    def collect(self, context: CollectContext) -> list[Parcel]:
+        return self._pool.play(context, PER_ROUND).parcels
+
+    def train(self, batch: Batch) -> None:
+        begun = time.monotonic()
+        done = self._learner.call("train", batch.data, 1.0)
+        self.train_seconds += time.monotonic() - begun
+        self.learned = done["counters"]["episodes"]
+        for parcel in batch.data:
+            numbers = parcel.meta["numbers"]
+            np.add.at(self.times_trained, numbers, 1)
+            self.trained += len(numbers)
+        self.trains += 1
+
+    def look(self) -> None:
+        """After a train."""
+        tidy_up(self.trains)
+        if self.trains % SAMPLE_EVERY == 0 and self.trained > WARM_UP:
+            with self._record.open("a") as out:
+                out.write(json.dumps({"episodes": self.trained, **memory_of_tree()}) + "\n")
+        if time.monotonic() - self._said > 10:
+            self._said = time.monotonic()
+            print(f"  {self.trained:,} of {EPISODES:,} episodes trained on", flush=True)
+
+    def samples(self) -> tuple[np.ndarray, dict[str, np.ndarray], list[int]]:
+        """Episodes trained on; bytes of every process, and of loose files in memory; open descriptors."""
+        rows = [json.loads(line) for line in self._record.read_text().splitlines()]
+        sizes = {key: np.array([row["processes"][key] for row in rows], dtype=float) for key in rows[0]["processes"]}
+        sizes["files in memory"] = np.array([row["loose"] for row in rows], dtype=float)
+        return np.array([row["episodes"] for row in rows], dtype=float), sizes, [row["descriptors"] for row in rows]
+
+
+def judge(run: _Run, pool: EpisodePool, gate: Any) -> tuple[dict[str, int], list[str]]:
+    """The account at the end, and what is wrong with it."""
+    counts = pool.statistics()
+    account = {
+        "started": counts.started,
+        "in whole rounds": counts.complete,
+        "abandoned": counts.abandoned,
+        "failed": counts.failed,
+        "trained": run.trained,
+        "left in line": PER_ROUND * len(gate.waiting),
+    }
+    rounds = gate.trained + len(gate.waiting) + len(gate.tickets) + gate.failed + gate.dropped + gate.abandoned
+    checks = {
+        "started = in whole rounds + abandoned": counts.started == counts.complete + counts.abandoned,
+        "in whole rounds = trained + left in line": counts.complete == run.trained + account["left in line"],
+        "trained = asked for = what the learner counted": run.trained == EPISODES == run.learned,
+        "no number is trained on twice": int(run.times_trained.max()) == 1,
+        "as many numbers as episodes": int(run.times_trained.sum()) == EPISODES,
+        "no number beyond those started": not run.times_trained[counts.started :].any(),
+        "rounds admitted = trained + in line + open + failed + dropped + abandoned": gate.admitted == rounds,
+        "episodes admitted = started": gate.admitted * PER_ROUND == counts.started,
+    }
+    return account, [name for name, right in checks.items() if not right]
+
+
+def _say(result: Found) -> None:
+    print(
+        f"  {result.seconds:.0f} s, learner busy {result.learner_busy:.1%}, {result.megabytes:.1f} MB, slope {result.slope:.0f} "
+        f"+- {result.error:.0f} bytes per 1,000 episodes, descriptors {result.descriptors}, {result.account}",
+        flush=True,
+    )
+    slopes = ", ".join(f"{name} {slope:.0f}" for name, slope in result.processes.items())
+    print(f"  slope of each process: {slopes}", flush=True)
+    for sentence in [*result.wrong, *result.violations]:
+        print(f"  WRONG: {sentence}", flush=True)
+
+
+def bars() -> list[Bar]:
+    """Memory, the account, the rules of the gate; and that the learner was the slower one."""
+
+    def part(name: str, value: Callable[[Found], float], most: float | None = None) -> Bar:
+        return Bar(name, most, False, lambda: float(value(found())), 1)
+
+    return [
+        part(
+            "slope of memory in standard errors", lambda f: f.slope / f.error if f.slope > 0 else 0.0, STANDARD_ERRORS
+        ),
+        part("that slope (bytes per 1,000 episodes)", lambda f: f.slope),
+        part("its standard error", lambda f: f.error),
+        part("memory of the whole tree (MB)", lambda f: f.megabytes),
+        part("growth by that line over 100,000 episodes (MB)", lambda f: f.slope * EPISODES * 1e-9),
+        part("sums of the account that do not add up", lambda f: len(f.wrong), 0.0),
+        part("violated rules of the gate", lambda f: len(f.violations), 0.0),
+        part("|episodes trained on - 100,000|", lambda f: abs(f.account["trained"] - EPISODES), 0.0),
+        *(
+            part(f"episodes {name}", lambda f, name=name: f.account[name])
+            for name in ("started", "in whole rounds", "left in line", "abandoned", "failed")
+        ),
+        Bar("learner busy", None, True, lambda: found().learner_busy, 1),
+        Bar("episodes per second", None, True, lambda: EPISODES / found().seconds, 1),
+    ]
