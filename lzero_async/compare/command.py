@@ -52,18 +52,25 @@ def compare(request: Request) -> int:
 
 
 def _given(request: Request, folder: Path, *, asynchronous: bool) -> Run:
-    """A finished run, if it is one of this application and this mode."""
-    run = load_run(folder)
-    flag, wanted = ("--async_run", "an asynchronous") if asynchronous else ("--sync_run", "a synchronous")
+    """A finished run that the user names."""
     try:
-        request.app.measured(run)
-        fits = request.app.is_synchronous(run) != asynchronous
+        return _load(request, folder, asynchronous=asynchronous)
+    except ConfigError as error:
+        raise ConfigError(f"{'--async_run' if asynchronous else '--sync_run'}: {error}") from error
+
+
+def _load(request: Request, folder: Path, *, asynchronous: bool) -> Run:
+    """Read a run; ConfigError unless it is one of this application and this mode that can be measured."""
+    run, app = load_run(folder), request.app
+    try:
+        app.measured(run)
+        fits = app.is_synchronous(run) != asynchronous
     except (KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{flag} {folder} is no run of {request.app.name} ({error} is missing); check --app."
-        ) from error
+        raise ConfigError(f"{folder} is no run of {app.name} ({error} is missing); check --app.") from error
     if not fits:
-        raise ConfigError(f"{flag} {folder} is not {wanted} run; give one, or let it be run.")
+        raise ConfigError(
+            f"{folder} is not {'an asynchronous' if asynchronous else 'a synchronous'} run; give another one."
+        )
     return run
 
 
@@ -78,9 +85,7 @@ def _run(request: Request, folder: Path, made: _Made, heading: str) -> tuple[int
     problem = f"The {heading.split()[1]} run ended with code {code}; its own words are above."
     if not code:
         try:
-            run = load_run(folder)
-            request.app.measured(run)  # what is too short to be measured is said before the other run
-            return 0, run
+            return 0, _load(request, folder, asynchronous=asynchronous)
         except ConfigError as error:
             code, problem = BAD_INPUT, str(error)
     print(f"\nerror: {problem}", file=sys.stderr)

@@ -77,7 +77,10 @@ def limit_of(
 
 
 def _cpu_seconds(run: Measured, cores: int) -> float | None:
-    share = run.utilisation.get("cpu")
+    """CPU seconds per sample: of the run's own processes where it says that, else of the whole machine."""
+    own, share = run.utilisation.get("cpu_seconds"), run.utilisation.get("cpu")
+    if own is not None:
+        return own / run.trained
     return None if share is None else share * cores * run.seconds / run.trained
 
 

@@ -108,15 +108,17 @@ def _continuous_flags(choice: Choice) -> str:
 def _priorzero(pair: Pair) -> Model:
     of_sync, options = pair.of_sync, pair.asynchronous.options
     collect, train = of_sync.collect_seconds / of_sync.collected, of_sync.train_seconds / of_sync.trained
+    own = _own(pair)
     evaluate = of_sync.eval_seconds / of_sync.trained
     background = options["policy_config"]["enable_async_eval"]
     length = _episode_length(pair.sync)
     games, episodes = options["env_config"]["collector_env_num"], options["policy_config"]["n_episode"]
     return Model(
         {"collect": collect / pair.of_async.collectors, "train": train + (0.0 if background else evaluate)},
-        "" if background else "Evaluations take the learner's turn, unless --async_eval is given.",
-        _own(pair),
-        Times(0.0, collect, _update(pair), _fixed(of_sync), *_spreads(pair), pair.cores),
+        "From degree 1 on games go at their own pace (env_asynchrony), which can make a collect itself shorter."
+        + ("" if background else " Evaluations take the learner's turn, unless --async_eval is given."),
+        own,
+        Times(0.0, own["collect"], _update(pair), _fixed(of_sync), *_spreads(pair), pair.cores),
         tuple(Plan(number, queue, many * length) for number in COLLECTORS for queue in QUEUES for many in EPISODES),
         Plan(pair.of_async.collectors, queue_of(pair.app, pair.asynchronous), episodes * length / games),
         lambda choice: _priorzero_flags(choice, length),

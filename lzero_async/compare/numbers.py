@@ -63,7 +63,7 @@ def rows_of(sync: Measured | None, asynchronous: Measured | None) -> list[Row]:
 
 
 def use_of(sync: Measured | None, asynchronous: Measured | None) -> list[UseRow]:
-    """Collectors, learner and whatever other roles there are, then queue, buffer, CPU and GPU."""
+    """Collectors, learner and whatever other roles there are, then queue, buffer, CPU and GPU, those that there are."""
     left = {} if sync is None else sync.busy
     right = {} if asynchronous is None else asynchronous.busy
     best = max((right.get(name, 0.0) for name in PAIR), default=0.0)
@@ -75,7 +75,7 @@ def use_of(sync: Measured | None, asynchronous: Measured | None) -> list[UseRow]
     machine: list[Mapping[str, float | None]] = [{} if run is None else run.utilisation for run in (sync, asynchronous)]
     for one, two in zip(compare(machine[0]), compare(machine[1]), strict=True):
         rows.append(UseRow(one.name, one.value, two.value, two.target, two.verdict))
-    return rows
+    return [row for row in rows if row.sync is not None or row.asynchronous is not None]
 
 
 def format_rows(rows: list[Row]) -> str:

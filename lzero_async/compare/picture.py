@@ -14,7 +14,9 @@ from lzero_async.compare.runs import Run
 from lzero_async.utilisation import TARGETS
 
 COLOURS: Final = {"sync": "#bdc1c6", "async": "#7fb2dd"}
-SPANS: Final = {"collect": "#2a9d8f", "train": "#e76f51", "replay": "#f4a261", "eval": "#8d6cab"}
+UNFINISHED: Final = "collect failed"  # so the trace calls one that the end of the run cuts off, too
+SPANS: Final = {"collect": "#2a9d8f", UNFINISHED: "#a8d5cf", "train": "#e76f51", "replay": "#f4a261", "eval": "#8d6cab"}
+LABELS: Final = {UNFINISHED: "collect without result", "eval": "evaluation", "replay": "train on old data"}
 OTHER: Final = "#8ab17d"
 TARGET: Final = "#d9ead3"
 
@@ -29,7 +31,7 @@ def draw(found: Comparison, path: Path) -> None:
     top, *panels = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     rates, use = top.subplots(1, 2, width_ratios=[1, 1.5])
     _rates(rates, found)
-    _use(use, [row for row in found.use if row.sync is not None or row.asynchronous is not None])
+    _use(use, found.use)
     seconds = timeline.window(found.sync, found.asynchronous)
     for panel, (name, run, rows) in zip(panels, shown, strict=True):
         _timeline(panel.subplots(1, 1), name, run, rows, seconds)
@@ -101,7 +103,7 @@ def _timeline(axis: Any, name: str, run: Run, rows: list[Any], seconds: float) -
                 left, right = max(span.start, start), min(span.end, start + seconds)
                 if right > left:
                     colour = SPANS.get(span.name, OTHER)
-                    label = None if span.name in seen else span.name
+                    label = None if span.name in seen else LABELS.get(span.name, span.name)
                     seen[span.name] = colour
                     edge = "white" if right - left > seconds / 100 else colour  # white would hide a narrow one
                     middle = place - 0.4 + (number + 0.5) * height

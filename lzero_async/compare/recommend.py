@@ -17,7 +17,8 @@ QUEUES: Final = (1, 2, 4, 8, 16)
 TRAINS: Final = 300
 ROUNDS: Final = 40  # trains, where single episodes are simulated
 CLOSE: Final = 0.98  # of what the cores can compute: they are the limit
-WARM: Final = 50  # trains that are not counted
+LEAST_TRAINS: Final = 30
+MOST_COLLECTS: Final = 3_000
 WITHIN: Final = 0.02  # of the best rate
 
 
@@ -68,9 +69,12 @@ def predict(times: Times, envs: int, plan: Plan, trains: int = TRAINS) -> Choice
     if times.episode:
         return _predict_rounds(times, envs, plan)
     mine = envs / plan.collectors
-    batch = plan.steps * mine
+    batch, collect = plan.steps * mine, plan.steps * (times.wait + times.compute * mine)
+    if times.drops:  # collectors never wait: many of them make many collects for each train
+        most = MOST_COLLECTS * collect / (plan.collectors * (times.fixed + times.update * batch))
+        trains = min(trains, max(LEAST_TRAINS, int(most)))
     run = simulate(
-        _spread(plan.steps * (times.wait + times.compute * mine), times.collect_spread),
+        _spread(collect, times.collect_spread),
         _train(times, batch),
         num_collectors=plan.collectors,
         off_policy_degree=plan.queue,
@@ -78,7 +82,7 @@ def predict(times: Times, envs: int, plan: Plan, trains: int = TRAINS) -> Choice
         queue_capacity=plan.queue if times.drops else None,
         trains=trains,
     )
-    return _capped(times, envs, plan, batch, run.throughput_after(WARM) * batch, run.mean_staleness)
+    return _capped(times, envs, plan, batch, run.throughput_after(trains // 6) * batch, run.mean_staleness)
 
 
 def _predict_rounds(times: Times, envs: int, plan: Plan) -> Choice:
@@ -89,7 +93,9 @@ def _predict_rounds(times: Times, envs: int, plan: Plan) -> Choice:
         _train(times, episodes * times.episode), plan.queue, trains=ROUNDS,
     )  # fmt: skip
     batch = episodes * times.episode
-    return _capped(times, envs, plan, batch, run.rate * batch, run.staleness)
+    choice = _capped(times, envs, plan, batch, run.rate * batch, run.staleness)
+    bound = plan.collectors >= times.cores and mean > times.episode * (times.wait + times.compute)
+    return choice._replace(cores_bind=choice.cores_bind or bound)
 
 
 def step_seconds(times: Times, envs: int, workers: int) -> float:

@@ -94,8 +94,8 @@ def _sizes(found: Comparison, model: Model) -> str:
         "",
         _with_flags(cells, flags),
         "",
-        "The smallest collectors, queue and batch whose simulated rate is within 2 % of the best; the last two lines are the run",
-        "that was measured, and what the simulation says about it. Not run here: the lines for other numbers of environments.",
+        "The smallest collectors, queue and batch whose simulated rate is within 2 % of the best. Only the line 'measured' was",
+        "run; the line below it is what the simulation says about that run, without its start.",
         f"Assumed: {model.assumption}.",
     ]
     if any(choice.cores_bind for choice in found.choices):

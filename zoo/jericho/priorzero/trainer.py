@@ -363,7 +363,8 @@ class PriorZero(Application):
         return values
 
     def utilisation(self) -> dict[str, float | None]:
-        """Use of queue, buffer, CPU and GPU over the whole run, 0 to 1; None where there is none."""
+        """Use of queue, buffer, CPU and GPU over the whole run, 0 to 1, and the run's own CPU seconds; None where there is
+        none."""
         seen, statistics = self._used, self.coordinator.get_statistics()
         degree = statistics["off_policy_degree"]
         return {
@@ -371,6 +372,7 @@ class PriorZero(Application):
             "buffer": self._stored / self.options.policy_config.replay_buffer_size,
             "cpu": None if seen is None else seen.cpu,
             "gpu": None if seen is None else seen.gpu,
+            "cpu_seconds": None if seen is None else seen.cpu_seconds,
         }
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
