@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel, make_backend
+from lzero_async.calls import CallStop
 from lzero_async.errors import LzeroAsyncError
+from lzero_async.types import BackgroundContext, Snapshot
 from zoo.episode_ppo.episode import unpack
 from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.parallel_env_async import AsyncEnvs
@@ -108,8 +110,7 @@ def test_what_is_trained_is_what_was_started(kind: str, shares: list[int]) -> No
         assert batch.version <= version <= batch.version + batch.staleness
         assert batch.staleness <= 2
     lengths = {e.number: e.length for _, episodes in trained for e in episodes}
-    seeds = {n: int(np.random.SeedSequence([5, 1, n]).generate_state(1)[0]) >> 1 for n in lengths}
-    assert lengths == {n: 1 + seed % 20 for n, seed in seeds.items()}  # whoever played them, and none left out
+    assert lengths == {number: length_of(number) for number in lengths}  # whoever played them, and none left out
     assert pool.statistics().failed == 0
 
 
@@ -162,3 +163,45 @@ def test_a_killed_worker_costs_no_episode() -> None:
     assert len(killed) == 1
     assert result.statistics["restarts"] >= 1
     assert sorted(e.number for _, episodes in trained for e in episodes) == list(range(60))
+
+
+def test_a_round_that_opens_while_a_worker_is_being_called_is_not_overlooked() -> None:
+    """The worker's environments are all but one idle, and the one plays an episode that does not end before the new round."""
+    gates["late"] = threading.Event()
+    backend = make_backend("thread")
+    worker = backend.start("envs 0", partial(players, 0, 2, {"gate": "late"}))
+    pool = EpisodePool([worker], [2])
+    stop = CallStop()
+    snapshot = Snapshot(0, Parcel(WEIGHTS))
+    slow = next(number for number in range(100) if length_of(number) > 15)
+    pool._started = slow
+    opened: list[Any] = []
+
+    class Late:
+        """The worker, with a round that opens after the pool has decided what to ask for, and before the worker is asked."""
+
+        alive = True
+
+        def call(self, *arguments: Any, **more: Any) -> Any:
+            if not opened:
+                pool._started = next(number for number in range(100) if length_of(number) < 5)
+                opened.append(pool._deal(snapshot, 1))
+            return worker.call(*arguments, **more)
+
+    pool.workers[0] = Late()  # type: ignore[assignment]
+    first = pool._deal(snapshot, 1)
+    driver = threading.Thread(target=lambda: [pool.drive(0, BackgroundContext("envs 0", stop)) for _ in range(2)])
+    driver.start()
+    driver.join(10)
+    try:
+        assert not driver.is_alive(), "the worker waits for the slow episode, and nobody begins the other one"
+        assert (first.missing, opened[0].missing) == (1, 0)
+    finally:
+        gates["late"].set()
+        stop.set("over")
+        driver.join()
+        backend.close()
+
+
+def length_of(number: int) -> int:
+    return 1 + (int(np.random.SeedSequence([5, 1, number]).generate_state(1)[0]) >> 1) % 20

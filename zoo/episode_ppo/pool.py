@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from lzero_async.backends import Worker
-from lzero_async.calls import listen, stopped
+from lzero_async.calls import CallStop, listen, stopped
 from lzero_async.parcels import Parcel
 from lzero_async.types import BackgroundContext, CollectContext, Snapshot, StopSignal
 from zoo.episode_ppo.playing import Failure, Slot
@@ -29,7 +29,7 @@ class EpisodePool(Pool):
         self._pending: deque[Slot] = deque()
         self._playing: list[dict[int, Slot]] = [{} for _ in workers]
         self._known: list[set[int]] = [set() for _ in workers]  # versions whose weights each worker has
-        self._calling = [False] * len(self.workers)
+        self._calls: list[CallStop | None] = [None] * len(self.workers)  # what ends the wait of each worker's call
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -58,9 +58,9 @@ class EpisodePool(Pool):
             wanted = self._open(snapshot, count)
             self._pending.extend(wanted.slots)
             self._changed.notify_all()
-            idle = [place for place in range(len(self.workers)) if self._calling[place] and self._free(place)]
-        for place in idle:  # it waits for an episode to end, with environments that could begin one
-            self.workers[place].cancel("there are more episodes to play")
+            idle = [call for place, call in enumerate(self._calls) if call is not None and self._free(place)]
+        for call in idle:  # its worker waits for an episode to end, with environments that could begin one
+            call.set("there are more episodes to play")
         return wanted
 
     # -- workers -------------------------------------------------------------------------------------------------------
@@ -70,16 +70,21 @@ class EpisodePool(Pool):
         worker = self.workers[place]
         if not worker.alive:
             self._bring_back(place)
-        slots, weights, oldest = self._wait_for_work(place, context.stop)
+        call, *order = self._wait_for_work(place, context.stop)
+        unlisten = listen(context.stop, call.set)
         try:
-            found = worker.call("play", slots, weights, oldest, stop=context.stop)
+            found = worker.call("play", *order, stop=call)
         finally:
+            unlisten()
             with self._changed:
-                self._calling[place] = False
+                self._calls[place] = None
         for number, parcel, failures in found:
             self._take(place, number, parcel, failures)
 
-    def _wait_for_work(self, place: int, stop: StopSignal) -> tuple[list[Slot], list[tuple[int, Parcel]], int]:
+    def _wait_for_work(
+        self, place: int, stop: StopSignal
+    ) -> tuple[CallStop, list[Slot], list[tuple[int, Parcel]], int]:
+        """What to call a worker with; the first item ends its wait, from now on, when there is more to play."""
         unlisten = listen(stop, lambda reason: self._wake())
         try:
             with self._changed:
@@ -89,8 +94,8 @@ class EpisodePool(Pool):
                     raise stopped(stop)
                 slots = [self._pending.popleft() for _ in range(min(self._free(place), len(self._pending)))]
                 self._playing[place].update((slot.number, slot) for slot in slots)
-                self._calling[place] = True
-                return slots, self._weights_for(place, slots), self._oldest()
+                call = self._calls[place] = CallStop()
+                return call, slots, self._weights_for(place, slots), self._oldest()
         finally:
             unlisten()
 

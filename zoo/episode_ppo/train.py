@@ -3,7 +3,7 @@
     python zoo/episode_ppo/train.py                                      CartPole, 100 environments
     python zoo/episode_ppo/train.py --env CartPole-v1 --n-envs 100 --total-episodes 100000 --episodes-per-update 100
     python zoo/episode_ppo/train.py --env my_package.envs:make --env-arg red_agent=B_lineAgent --env-arg max_steps=50
-    python zoo/episode_ppo/train.py --env nasim:Tiny-v0                  network attacks (an extra: pip install '.[nasim]')
+    python zoo/episode_ppo/train.py --env zoo.episode_ppo.network_attack:make --discount 0.95     network attacks (extra: nasim)
     python zoo/episode_ppo/train.py --step-seconds 0.01 --step-sigma 1   waits as a slow, uneven simulator makes them
     python zoo/episode_ppo/train.py --collector sync                     a barrier at every step: the baseline
     python zoo/episode_ppo/train.py --resume runs/episode_ppo            go on with the run in that folder
