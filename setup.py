@@ -29,6 +29,7 @@ setup(
     packages=find_packages(include=["lzero_async", "lzero_async.*", "zoo", "zoo.*"]),
     package_data={
         "lzero_async": ["py.typed"],
+        "zoo.episode_ppo": ["*.sh"],
         "zoo.mbpo": ["*.sh"],
         "zoo.jericho.priorzero": ["games/*.z5", "games/*.inf", "games/*.txt", "games/*.json", "games/*.md"],
     },
@@ -49,6 +50,14 @@ setup(
             "accelerate>=1.0",
         ],
         "mbpo": [
+            "torch>=2.0",
+            "gymnasium>=0.28,<1",
+            "easydict>=1.13",
+            "safetensors>=0.4",
+            "tensorboardX>=2.6",
+            "psutil>=5.9",
+        ],
+        "episode_ppo": [
             "torch>=2.0",
             "gymnasium>=0.28,<1",
             "easydict>=1.13",
