@@ -135,13 +135,18 @@ class Pool(ABC):
             names = ("started", "complete", "failed", "steps", "busy_seconds")
             return {
                 **{name: getattr(self, f"_{name}") for name in names},
+                "open": [wanted.slots[0].number for wanted in self._rounds.values()],
                 "recent": [list(pair) for pair in self._recent],
             }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting, with numbers that no episode had before."""
+    def load_state_dict(self, state: Mapping[str, Any], waiting: Sequence[Sequence[int]]) -> None:
+        """Go on counting, with numbers that no episode had before. `waiting` are the episodes of each round that waits to be
+        trained; one of them may have been begun or become whole after `state` was taken."""
         with self._changed:
-            self._started, self._complete = int(state["started"]), int(state["complete"])
+            started, was_open = int(state["started"]), set(state["open"])
+            late = [numbers for numbers in waiting if min(numbers) in was_open or min(numbers) >= started]
+            self._started = max([started, *(max(numbers) + 1 for numbers in late)])
+            self._complete = int(state["complete"]) + sum(map(len, late))
             self._abandoned = self._started - self._complete
             self._failed, self._steps = int(state["failed"]), int(state["steps"])
             self._busy_seconds = float(state["busy_seconds"])

@@ -335,7 +335,8 @@ class Trainer(ScoredApplication):
         try:
             batches = [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
-            self.pool.load_state_dict(state["pool"])
+            waiting = [[number for parcel in parcels for number in parcel.meta["numbers"]] for parcels in batches]
+            self.pool.load_state_dict(state["pool"], waiting)
             self.best = {"return": state["best"]["return"], "version": int(state["best"]["version"])}
             self.history = list(state["history"])
             self.counters = {name: int(state["counters"][name]) for name in COUNTERS}
