@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from textwrap import fill
+from typing import Any, Final
 
 from lzero_async.compare import timeline
 from lzero_async.compare.apps import App
@@ -15,6 +16,8 @@ from lzero_async.compare.numbers import Row, UseRow, format_rows, format_use, ro
 from lzero_async.compare.recommend import ENVIRONMENTS, Choice, predict, recommend
 from lzero_async.compare.runs import Run
 from lzero_async.progress import table
+
+TEXT_WIDTH: Final = 120
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,9 @@ def as_text(found: Comparison) -> str:
     ]
     if found.limit is not None and found.model is not None and found.of_sync is not None:
         batch = found.of_sync.trained / found.of_sync.trains
-        parts.append(f"Speed-up and its limit\n\n{format_limit(found.limit, batch, found.cores, found.model.note)}")
+        parts.append(
+            f"Speed-up and its limit\n\n{format_limit(found.limit, batch, found.cores, fill(found.model.note, TEXT_WIDTH))}"
+        )
         parts.append(_sizes(found, found.model))
     return "\n\n\n".join(parts)
 
@@ -96,7 +101,7 @@ def _sizes(found: Comparison, model: Model) -> str:
         "",
         "The smallest collectors, queue and batch whose simulated rate is within 2 % of the best. Only the line 'measured' was",
         "run; the line below it is what the simulation says about that run, without its start.",
-        f"Assumed: {model.assumption}.",
+        fill(f"Assumed: {model.assumption}.", TEXT_WIDTH),
     ]
     if any(choice.cores_bind for choice in found.choices):
         lines.append(f"* limited by the {found.cores} cores of this machine; more cores allow more.")
