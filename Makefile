@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo test chaos check lint types bench bench-async bench-mbpo soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test chaos check lint types bench bench-async bench-mbpo bench-episode-ppo soak vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,12 @@ mbpo: $(STAMP) ## train MBPO on Pendulum, batch by batch (about 2 minutes)
 
 learn-mbpo: $(STAMP) ## MBPO's learning curves: three trainers, three seeds each; resumable
 	$(PY) -m benchmarks.learn_mbpo
+
+episode-ppo: $(STAMP) ## train PPO on whole episodes of CartPole, without a step barrier (about a minute)
+	$(PY) zoo/episode_ppo/train.py --env CartPole-v1 --n-envs 16 --episodes-per-update 50 --total-episodes 3000
+
+learn-episode-ppo: $(STAMP) ## whole-episode PPO's learning curves: both collectors, three seeds each (about 20 minutes); resumable
+	$(PY) -m benchmarks.learn_episode_ppo
 
 test: $(STAMP) ## all tests but chaos, soak and vllm (about 9 minutes)
 	$(PY) -m pytest
@@ -57,6 +63,9 @@ bench-async: $(STAMP) ## the bars of the asynchronous agent and its timeline (ab
 
 bench-mbpo: $(STAMP) ## the bars of MBPO's trainers and their timeline (about 20 minutes)
 	$(PY) -m benchmarks.mbpo
+
+bench-episode-ppo: $(STAMP) ## the bars of whole-episode PPO and the picture of a step barrier (about 20 minutes)
+	$(PY) -m benchmarks.episode_ppo
 
 vllm: $(STAMP) ## build .venv-vllm, the environment of the vLLM engine (3.5 GB, about 5 minutes)
 	$(PY) requirements/install_vllm.py

@@ -165,9 +165,9 @@ def backend() -> Iterator[Backend]:
         made.close()
 
 
-def start(there: Backend, name: str, factory: Any) -> Worker:
+def start(there: Backend, name: str, factory: Any, environment: Mapping[str, str] | None = None) -> Worker:
     """A role in a process with one thread for numpy, once it is made."""
-    worker = there.start(name, factory, environment=dict.fromkeys(THREAD_VARIABLES, "1"))
+    worker = there.start(name, factory, environment={**dict.fromkeys(THREAD_VARIABLES, "1"), **(environment or {})})
     worker.call("ready")
     return worker
 

@@ -1,4 +1,5 @@
-"""Does whole-episode PPO learn with both collectors? CartPole to a mean return of 475, and network attacks, three seeds each.
+"""Does whole-episode PPO learn with both collectors? CartPole to a mean return of 475, as it is and with steps that wait, and
+network attacks, three seeds each.
 
     python -m benchmarks.learn_episode_ppo                  (make learn-episode-ppo)
     python -m benchmarks.learn_episode_ppo --tasks cartpole --collectors async --seeds 10
@@ -8,10 +9,12 @@
 and one that was interrupted is made anew, so a call that was interrupted is simply made again. Every run may take eight
 minutes. Evaluations are of 50 episodes with the most likely actions.
 
-CartPole has 16 environments and 50 episodes per update, and ends with the first evaluation of at least 475. The network attacks
-(nasim's tiny scenario) are made where nasim is installed; they have learned if the last evaluation is above the mean return of
-200 episodes of random actions. Numbers go to benchmarks/results/learn_episode_ppo.json, the picture to
-docs/learning-episode-ppo.png.
+CartPole has 16 environments and 50 episodes per update, and ends with the first evaluation of at least 475; where its steps wait,
+they do so for 10 ms on average, lognormal with sigma 1, and evaluations do not wait. The network attacks (nasim's tiny
+scenario) are made where nasim is installed; they have learned if the last evaluation is above the mean return of 200 episodes
+of random actions. The picture shows evaluations of CartPole, and of the attacks the episodes that were trained on: until late
+the most likely action of their policy fails for ever, while drawn actions do not. Numbers go to
+benchmarks/results/learn_episode_ppo.json, the picture to docs/learning-episode-ppo.png.
 """
 
 from __future__ import annotations
@@ -40,19 +43,22 @@ TRAINING = 0.95  # the share of them that a run may train for; starting and the 
 RANDOM_EPISODES = 200
 COLLECTORS = ("async", "sync")
 COMMON = {"eval_episodes": 50, "device": "cpu", "trace": False}
+CARTPOLE = {
+    "env": "CartPole-v1", "n_envs": 16, "episodes_per_update": 50, "total_episodes": 10_000, "eval_every": 2,
+    "target_return": TARGET,
+}  # fmt: skip
 TASKS: dict[str, dict[str, Any]] = {
-    "cartpole": {
-        "env": "CartPole-v1", "n_envs": 16, "episodes_per_update": 50, "total_episodes": 10_000, "eval_every": 4,
-        "target_return": TARGET,
-    },
+    "cartpole": CARTPOLE,
+    "waiting": {**CARTPOLE, "step_seconds": 0.01, "step_sigma": 1.0},
     "nasim": {
         "env": "zoo.episode_ppo.network_attack:make", "n_envs": 16, "episodes_per_update": 50, "total_episodes": 3_000,
         "eval_every": 4, "discount": 0.95,
     },
 }  # fmt: skip
-NAMES = {"cartpole": "CartPole-v1", "nasim": "nasim, tiny network"}
+NAMES = {"cartpole": "CartPole-v1", "waiting": "CartPole-v1, steps wait 10 ms", "nasim": "nasim, tiny network"}
 COLOURS = {"async": "tab:blue", "sync": "tab:orange"}
 LABELS = {"async": "no barrier", "sync": "barrier"}
+YLABELS = {"curve": "evaluation: mean return of 50 episodes", "trained": "mean return of the 50 episodes of an update"}
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 INTERRUPTED = 130
 
@@ -180,6 +186,7 @@ def outcome(folder: Path, task: str, collector: str, seed: int, random: float) -
         "mean_return": "mean_return",
     }
     curve = [{name: row[key] for name, key in names.items()} for row in results["evaluations"]]
+    trains = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     target = TASKS[task].get("target_return")
     reached = next((point for point in curve if target is not None and point["mean_return"] >= target), None)
     final = results["final_evaluation"]["mean_return"]
@@ -197,6 +204,7 @@ def outcome(folder: Path, task: str, collector: str, seed: int, random: float) -
         "seconds": json.loads((folder / "seconds.json").read_text()),
         "ended_by": results["ended_by"],
         "curve": curve,
+        "trained": [{"episodes": row["data/episodes"], "mean_return": row["learner/mean_return"]} for row in trains],
     }
 
 
@@ -242,47 +250,45 @@ def say(runs: list[dict[str, Any]], random: dict[str, float]) -> None:
 
 
 def draw(runs: list[dict[str, Any]], random: dict[str, float], picture: Path) -> None:
-    """The evaluations over episodes and over seconds, one row of the picture per task; seeds thin, their mean thick as far as
-    all of them go."""
+    """CartPole's evaluations, and the episodes of the attacks that were trained on, as far as these runs were made."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = [task for task in TASKS if any(run["task"] == task for run in runs)]
-    figure, axes = pyplot.subplots(len(tasks), 2, figsize=(11, 3.8 * len(tasks)), dpi=130, sharey="row", squeeze=False)
-    for row, task in zip(axes, tasks, strict=True):
-        for axis, over in zip(row, ("episodes", "seconds"), strict=True):
-            for collector in COLLECTORS:
-                _curves(axis, [run for run in runs if (run["task"], run["collector"]) == (task, collector)], over)
-            axis.axhline(random[task], color="0.6", linestyle=":", linewidth=1.2, label="random actions")
-            if "target_return" in TASKS[task]:
-                axis.axhline(TARGET, color="0.4", linestyle="--", linewidth=1, label=f"{TARGET:g}")
-            axis.set_xlabel("episodes trained on" if over == "episodes" else "seconds")
-            axis.grid(alpha=0.3)
-        row[0].set_ylabel(f"{NAMES[task]}: mean return of {COMMON['eval_episodes']}", fontsize=8)
-        row[1].legend(fontsize=8, loc="lower right")
-    figure.suptitle("Whole-episode PPO, evaluations, two cores; thin: seeds, thick: their mean", fontsize=10)
+    panels = [
+        ("cartpole", "curve", "episodes"), ("cartpole", "curve", "seconds"), ("waiting", "curve", "seconds"),
+        ("nasim", "trained", "episodes"),
+    ]  # fmt: skip
+    panels = [panel for panel in panels if any(run["task"] == panel[0] for run in runs)]
+    rows = 1 if len(panels) < 4 else 2
+    figure, axes = pyplot.subplots(rows, -(-len(panels) // rows), figsize=(11, 3.8 * rows), dpi=130, squeeze=False)
+    for axis, (task, kind, over) in zip(axes.flat, panels, strict=False):
+        for collector in COLLECTORS:
+            mine = [run[kind] for run in runs if (run["task"], run["collector"]) == (task, collector)]
+            _curves(axis, mine, collector, over)
+        axis.axhline(random[task], color="0.6", linestyle=":", linewidth=1.2, label="random actions")
+        if "target_return" in TASKS[task]:
+            axis.axhline(TARGET, color="0.4", linestyle="--", linewidth=1, label=f"{TARGET:g}")
+        axis.set(xlabel="episodes trained on" if over == "episodes" else "seconds", ylabel=YLABELS[kind])
+        axis.set_title(NAMES[task], fontsize=9)
+        axis.grid(alpha=0.3)
+    axes[0, -1].legend(fontsize=8, loc="lower right")
+    axes[0, 0].legend(fontsize=8, loc="lower right")
+    figure.suptitle(
+        "Whole-episode PPO, two cores; thin: seeds, thick: their mean as far as all of them go", fontsize=10
+    )
     figure.tight_layout()
     figure.savefig(picture)
     pyplot.close(figure)
 
 
-def _curves(axis: Any, runs: list[dict[str, Any]], over: str) -> None:
-    curves = [
-        ([point[over] for point in run["curve"]], [point["mean_return"] for point in run["curve"]])
-        for run in runs
-        if run["curve"]
-    ]
-    if not curves:
-        return
-    colour, collector = COLOURS[runs[0]["collector"]], runs[0]["collector"]
-    for x, y in curves:
-        axis.plot(x, y, color=colour, alpha=0.4, linewidth=0.8)
-        axis.plot(x[-1], y[-1], color=colour, marker="o", markersize=3)
-    grid = np.linspace(max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves), 80)
-    mean = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)
-    axis.plot(grid, mean, color=colour, linewidth=2.2, label=f"{LABELS[collector]} ({len(runs)} seeds)")
+def _curves(axis: Any, runs: list[list[dict[str, Any]]], collector: str, over: str) -> None:
+    for number, run in enumerate(run for run in runs if run):
+        x, y = [point[over] for point in run], [point["mean_return"] for point in run]
+        label = None if number else f"{LABELS[collector]} ({len(runs)} seeds)"
+        axis.plot(x, y, color=COLOURS[collector], alpha=0.8, linewidth=1.2, label=label)
+        axis.plot(x[-1], y[-1], color=COLOURS[collector], marker="o", markersize=4)
 
 
 if __name__ == "__main__":
