@@ -30,7 +30,7 @@ from zoo.episode_ppo.step_barrier import LOOKED_AT, WORTH_A_THREAD, BarrierPool,
 
 SEED = 5
 COLLECTORS: dict[str, tuple[Any, Any]] = {"sync": (StepEnvs, BarrierPool), "async": (AsyncEnvs, EpisodePool)}
-FOREVER = 60.0  # seconds; only what is broken waits that long
+FOREVER = 30.0  # seconds; only what is broken waits that long
 
 
 @pytest.fixture(autouse=True)
@@ -323,6 +323,44 @@ def test_episodes_of_a_round_that_was_given_up_are_in_no_other(kind: str, shares
         if kind == "sync":  # nobody goes on with them
             assert not {step for step in set(watch.steps) - first if step[1] in old}
         assert made.pool.statistics()[:3] == (40, 20, 20)
+
+
+def test_a_round_that_comes_just_before_a_worker_is_asked_is_begun_at_once() -> None:
+    """A free environment begins an episode though its worker has another one that does not end."""
+    begun = threading.Event()
+    first = env_seed(SEED, 0)
+
+    def hold(env: Counting) -> None:
+        if env.seed == first:
+            assert begun.wait(FOREVER)
+        else:
+            begun.set()
+
+    watch.before_step = hold
+    with table("async", shares=(2,)) as made:
+        worker, call = made.pool.workers[0], made.pool.workers[0].call
+        others: list[threading.Thread] = []
+        dealt = threading.Event()
+
+        def deal_first(method: str, *words: Any, **more: Any) -> Any:
+            if not others:
+                others.append(threading.Thread(target=made.play, args=(1,), daemon=True))
+                others[0].start()
+                assert dealt.wait(FOREVER)
+            return call(method, *words, **more)
+
+        deal = made.pool._deal
+
+        def tell(*words: Any) -> Any:
+            found = deal(*words)
+            if found.number:
+                dealt.set()
+            return found
+
+        worker.call, made.pool._deal = deal_first, tell  # type: ignore[method-assign]
+        assert numbers_of(made.play(1)) == [0]
+        others[0].join(FOREVER)
+        assert made.pool.statistics().complete == 2
 
 
 # -- no preference for short episodes ----------------------------------------------------------------------------------------
