@@ -11,7 +11,7 @@ SOURCES := lzero_async zoo tests benchmarks requirements setup.py
 .PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test chaos check lint types bench bench-async bench-mbpo bench-episode-ppo soak vllm vllm-test game lock clean
 
 help: ## show this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
 
 train: $(STAMP) ## train PriorZero on the game that comes along (about 10 minutes, CPU only)
 	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --set run_config.max_seconds=540
