@@ -22,7 +22,7 @@ from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
 from lzero_async.types import Batch, CollectContext, EvalResult, RunResult, TrainReport
-from lzero_async.utilisation import QueueUse, Utilisation
+from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample
 from zoo.episode_ppo import roles
 from zoo.episode_ppo.factories import Spaces
 from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
@@ -60,7 +60,8 @@ class Trainer(ScoredApplication):
         self._learner_seconds = 0.0
         self._episodes_before = self._steps_before = 0
         self._busy_before = 0.0
-        self._whole_run = Utilisation()
+        self._used: UtilisationSample | None = None  # of the whole run
+        self._wall: float | None = None  # seconds of the run, once it is over
         self._saying = threading.Lock()
         self._said: dict[int, float] = {}  # when something was last said of a round that is open
         try:
@@ -186,7 +187,7 @@ class Trainer(ScoredApplication):
     def run(self) -> RunResult:
         """Train until a limit is reached; save the last and the best checkpoint on the way."""
         options = self.options
-        self._started, self._whole_run = time.monotonic(), Utilisation()
+        self._started, use = time.monotonic(), Utilisation()
         before = self.pool.statistics()
         self._episodes_before, self._steps_before, self._busy_before = (
             before.complete,
@@ -216,6 +217,7 @@ class Trainer(ScoredApplication):
             self._save_after(error)
             raise
         finally:
+            self._wall, self._used = time.monotonic() - self._started, use.sample()
             self.progress.clear()
 
     def _limits(self) -> tuple[int | None, int | None]:
@@ -268,7 +270,7 @@ class Trainer(ScoredApplication):
 
     def busy(self) -> dict[str, float]:
         """Share of the run's time that environments were in an episode, and that the learner learned."""
-        wall = max(time.monotonic() - self._started, 1e-9)
+        wall = max(time.monotonic() - self._started if self._wall is None else self._wall, 1e-9)
         played = self.pool.statistics().busy_seconds - self._busy_before
         whole = max(self.coordinator.get_statistics()["wall_time"], 1e-9)
         return {
@@ -279,13 +281,19 @@ class Trainer(ScoredApplication):
     def statistics(self) -> dict[str, Any]:
         """Everything that a results file holds of the run."""
         statistics, pool = self.coordinator.get_statistics(), self.pool.statistics()
-        seen = self._whole_run.sample()
+        seen = self._used
         seconds = max(statistics["wall_time"], 1e-9)
         return {
             "counters": dict(self.counters),
             "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
             "busy": self.busy(),
-            "utilisation": {"queue": self.queue.mean, "buffer": None, "cpu": seen.cpu, "gpu": seen.gpu},
+            "utilisation": {
+                "queue": self.queue.mean,
+                "buffer": None,
+                "cpu": None if seen is None else seen.cpu,
+                "gpu": None if seen is None else seen.gpu,
+                "cpu_seconds": None if seen is None else seen.cpu_seconds,
+            },
             "effective_samples_per_second": self.counters["steps"] / seconds,
             "episodes_per_second": self.counters["episodes"] / seconds,
             "environments": pool._asdict(),

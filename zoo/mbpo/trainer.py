@@ -22,7 +22,7 @@ from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
 from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
-from lzero_async.utilisation import QueueUse, Utilisation
+from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample
 from zoo.mbpo.data_collector import AsyncDataCollector
 from zoo.mbpo.options import backend_of
 from zoo.mbpo.roles import make_role
@@ -59,7 +59,8 @@ class Trainer(ScoredApplication):
         self._losses: dict[str, float] = {}
         self._logged = 0
         self._steps_before = 0
-        self._since_last = self._whole_run = Utilisation()
+        self._since_last = Utilisation()
+        self._used: UtilisationSample | None = None  # of the whole run
         self.source = source or GymSource(options)
         try:
             self._build()
@@ -232,7 +233,7 @@ class Trainer(ScoredApplication):
         """Train until a limit is reached; save the last and the best checkpoint on the way."""
         options = self.options
         self._started, self._steps_before = time.monotonic(), self.counters["real_data"]
-        self._whole_run = Utilisation()
+        use = Utilisation()
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
         evaluates = self.evaluator is not None
@@ -257,6 +258,7 @@ class Trainer(ScoredApplication):
             self._save_after(error)
             raise
         finally:
+            self._used = use.sample()
             self.progress.clear()
 
     def _max_collect(self) -> int | None:
@@ -311,14 +313,16 @@ class Trainer(ScoredApplication):
 
     # -- numbers -------------------------------------------------------------------------------------------------------
 
-    def shares(self, *, whole_run: bool = False) -> dict[str, float | None]:
-        """Use of queue, buffer, CPU and GPU, 0 to 1, since this was asked last, or of the whole run; None where there is none."""
-        seen = (self._whole_run if whole_run else self._since_last).sample()
+    def shares(self) -> dict[str, float | None]:
+        """Use of queue, buffer, CPU and GPU, 0 to 1, since this was asked last; None where there is none."""
+        return self._use(self._since_last.sample())
+
+    def _use(self, seen: UtilisationSample | None) -> dict[str, float | None]:
         return {
             "queue": self.queue.mean,
             "buffer": self._fill.get("real_buffer"),
-            "cpu": seen.cpu,
-            "gpu": seen.gpu,
+            "cpu": None if seen is None else seen.cpu,
+            "gpu": None if seen is None else seen.gpu,
         }
 
     def busy(self) -> dict[str, float]:
@@ -340,7 +344,7 @@ class Trainer(ScoredApplication):
             "ages": dict(self.ages),
             "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
             "busy": self.busy(),
-            "utilisation": self.shares(whole_run=True),
+            "utilisation": {**self._use(self._used), "cpu_seconds": self._used and self._used.cpu_seconds},
             "effective_samples_per_second": self.counters["real_data"] / seconds,
             "collectors": collectors._asdict(),
             "coordinator": statistics,
