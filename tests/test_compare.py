@@ -17,7 +17,7 @@ from lzero_async.__main__ import main
 from lzero_async.compare import command, timeline
 from lzero_async.compare.apps import APPS
 from lzero_async.compare.arguments import parse
-from lzero_async.compare.limit import CORES, limit_of
+from lzero_async.compare.limit import CORES, format_limit, limit_of
 from lzero_async.compare.measured import Measured
 from lzero_async.compare.models import Pair, model_of
 from lzero_async.compare.numbers import format_rows, rows_of, use_of
@@ -331,6 +331,11 @@ def test_cores_limit_work_that_computes() -> None:
     assert spinning.bound == "train"  # 5 ms of CPU are enough, as the asynchronous run shows
     own = limit_of(measured(utilisation={"cpu": 1.0, "cpu_seconds": 10.0}), asynchronous, stages, {}, cores=2)
     assert own.cores == pytest.approx(0.005)  # what others used of the machine does not count
+    assert (
+        "10.000 CPU seconds (what else ran on this machine included): 10.000 / 5.000 = 2.00; the cores are the bound here"
+        in (format_limit(limit, 1000, 2))
+    )
+    assert not own.own_cpu
 
 
 def test_the_limit_of_the_runs(runs: tuple[Run, Run]) -> None:

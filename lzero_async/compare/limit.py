@@ -27,6 +27,7 @@ class Limit:
     cores: float | None  # CPU seconds per sample divided by the number of cores
     own: Mapping[str, float]  # what the stages by themselves took in the asynchronous run
     speed_up: float
+    own_cpu: bool  # the CPU seconds are those of the runs alone, not of all that the machine did
 
     @property
     def in_turn(self) -> float:
@@ -73,6 +74,7 @@ def limit_of(
         cores=min(known) / cores if len(known) == 2 else None,
         own=dict(own),
         speed_up=asynchronous.effective / sync.effective,
+        own_cpu=all(run.utilisation.get("cpu_seconds") is not None for run in (sync, asynchronous)),
     )
 
 
@@ -99,7 +101,8 @@ def format_limit(limit: Limit, batch: float, cores: int, notes: str = "") -> str
     ]
     if limit.cores is not None:
         lines.append(
-            f"limit of {cores} cores, for work of {shown(limit.cores * cores)} CPU seconds: "
+            f"limit of {cores} cores, for {shown(limit.cores * cores)} CPU seconds"
+            f"{'' if limit.own_cpu else ' (what else ran on this machine included)'}: "
             f"{shown(limit.in_turn)} / {shown(limit.cores)} = {limit.in_turn / limit.cores:.2f}"
             + ("; the cores are the bound here" if limit.bound == CORES else "")
         )
