@@ -102,10 +102,8 @@ def build_options(changes: Mapping[str, Any], *, saved: Mapping[str, Any] | None
     """The checked options: defaults, then those of a `saved` run, then `changes`."""
     kept = {name: value for name, value in (saved or {}).items() if name in TABLE.options}
     if changes.get("collector", kept.get("collector")) != kept.get("collector"):
-        for name in (
-            "off_policy_degree",
-            "staleness_policy",
-        ):  # what suits the one collector is not what suits the other
+        # What suits the one collector is not what suits the other.
+        for name in ("off_policy_degree", "staleness_policy"):
             kept.pop(name, None)
     options = EasyDict(TABLE.check({**kept, **changes}))
     options.env_args = dict(options.env_args)
