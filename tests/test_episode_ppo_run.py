@@ -517,14 +517,23 @@ def test_ctrl_c_saves_a_checkpoint_and_the_run_goes_on_from_it(
     assert len(trained) == len(set(trained)) == 10 * COUNT
 
 
-def test_a_round_that_ends_while_a_checkpoint_is_made_keeps_its_numbers(tmp_path: Path, learned: Learned) -> None:
+@pytest.mark.parametrize("was", ["begun", "not begun"])
+def test_a_round_that_ends_while_a_checkpoint_is_made_keeps_its_numbers(
+    was: str, tmp_path: Path, learned: Learned
+) -> None:
     first, go = {env_seed(0, number) for number in range(3 * COUNT)}, threading.Event()
     trainer = make(tmp_path / "run", "async", eval_every=0)
-    trained, state_dict = trainer._trained, trainer.pool.state_dict
+    trained, state_dict, play = trainer._trained, trainer.pool.state_dict, trainer.pool.play
+    rounds = itertools.count()
 
     def hold(env: Counting) -> None:
         if env.seed not in first:
             assert go.wait(FOREVER)
+
+    def hold_back(*words: Any) -> Any:
+        if next(rounds) >= 3 and was == "not begun":
+            assert go.wait(FOREVER)
+        return play(*words)
 
     def late() -> dict[str, Any]:
         state, shell = state_dict(), trainer.coordinator.shell
@@ -543,7 +552,7 @@ def test_a_round_that_ends_while_a_checkpoint_is_made_keeps_its_numbers(tmp_path
             trainer.coordinator.stop("saved")
 
     watch.before_step = hold
-    trainer._trained = save_once  # type: ignore[method-assign]
+    trainer._trained, trainer.pool.play = save_once, hold_back  # type: ignore[method-assign]
     try:
         trainer.run()
     finally:
