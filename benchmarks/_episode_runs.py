@@ -35,7 +35,7 @@ HIDDEN = 64
 class Lengths:
     """Seconds that a run without a barrier takes if nothing is lost; what is quick or made often takes a part of it."""
 
-    measured: float = 20.0
+    measured: float = 30.0
 
 
 lengths = Lengths()
