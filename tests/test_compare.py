@@ -20,7 +20,7 @@ from lzero_async.compare.arguments import parse
 from lzero_async.compare.limit import CORES, format_limit, limit_of
 from lzero_async.compare.measured import Measured
 from lzero_async.compare.models import Pair, model_of
-from lzero_async.compare.numbers import format_rows, rows_of, use_of
+from lzero_async.compare.numbers import format_others, format_rows, others_of, rows_of, use_of
 from lzero_async.compare.recommend import Plan, Times, predict, recommend, spread_of
 from lzero_async.compare.report import as_text, compare_runs
 from lzero_async.compare.rounds import simulate_rounds
@@ -73,7 +73,7 @@ def write_run(folder: Path, *, asynchronous: bool, trains: int = 10) -> Path:
     }
     options = {
         "trainer": "batch" if asynchronous else "sync", "num_envs": 8, "num_steps_per_env": 25, "step_seconds": 0.1,
-        "num_collectors": 4, "batch_queue_size": 2,
+        "num_collectors": 4, "batch_queue_size": 2, "torch_threads": 1,
     }  # fmt: skip
     (folder / "results.json").write_text(json.dumps(results))
     (folder / "options.json").write_text(json.dumps(options))
@@ -245,6 +245,20 @@ def test_a_missing_run_leaves_its_column_empty() -> None:
         "environment steps/s collected  100.0      -",
         "effective samples/s trained    100.0      -",
     ]
+
+
+def test_other_programs_on_the_machine_are_told() -> None:
+    """10 s on two cores: 60 % of them were busy, and 4 s of CPU, which is 20 %, were the run's own."""
+    noisy, quiet = (
+        measured(utilisation={"cpu": 0.6, "cpu_seconds": 4.0}),
+        measured(utilisation={"cpu": 0.6, "cpu_seconds": 11.0}),
+    )
+    assert others_of(noisy, 2) == pytest.approx(0.4)
+    assert format_others(quiet, noisy, 2) == (
+        "Take care: other programs used 5 % during the synchronous run and 40 % during the asynchronous run of the cores; run it "
+        "again on a quiet machine."
+    )
+    assert format_others(quiet, quiet, 2) == format_others(None, measured(), 2) == ""
 
 
 # -- the timeline ------------------------------------------------------------------------------------------------------
@@ -451,6 +465,8 @@ def test_the_continuous_trainer_has_more_stages_and_collectors(runs: tuple[Run, 
     parts = {"agent": 0.7, "take": 0.1, "dynamics": 0.15, "rollout": 0.05}
     row = {f"learner/{name}_seconds": seconds for name, seconds in parts.items()}
     sync = replace(runs[0], rows=[row] * 10)
+    assert model_of(Pair(app, *runs, *map(app.measured, runs), cores=2)).note == ""
+    runs[0].options["torch_threads"] = 0
     options = {**runs[1].options, "trainer": "continuous", "num_collectors": 2, "collection_batch_size": 100}
     numbers = {**runs[1].results["coordinator"], "queue_capacity": 3, "collect_total_time": 60.0}
     asynchronous = replace(runs[1], options=options, results={**runs[1].results, "coordinator": numbers})
@@ -459,6 +475,10 @@ def test_the_continuous_trainer_has_more_stages_and_collectors(runs: tuple[Run, 
     assert per_train == pytest.approx({"collect": 3.0, "agent": 0.8, "dynamics": 0.15, "rollouts": 0.05})
     assert (model.measured, model.times.drops) == (Plan(2, 3, 25), True)
     assert model.times.others == pytest.approx(0.2 / 200)
+    assert (
+        "what its steps took in the asynchronous run" in model.note
+        and "--torch_threads 1 makes them alike" in model.note
+    )
     assert model.flags(predict(model.times, 64, Plan(8, 4, 16))) == (
         "--trainer continuous --num_envs 64 --num_collectors 8 --collection_batch_size 128 --max_queue_size 512"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from lzero_async.compare.apps import CONTINUOUS, App, queue_of
@@ -63,9 +63,7 @@ def _mbpo(pair: Pair) -> Model:
         measured = Plan(1, queue_of(pair.app, pair.asynchronous), options["num_steps_per_env"])
     return Model(
         {"collect": own, **parts},
-        "Each collector has its share of the environments: what its steps took in the asynchronous run counts here."
-        if continuous
-        else "",
+        " ".join(_mbpo_notes(pair, continuous)),
         _own(pair),
         times,
         tuple(Plan(number, queue, step) for number in (COLLECTORS if continuous else (1,)) for queue in QUEUES for step in STEPS),
@@ -74,6 +72,13 @@ def _mbpo(pair: Pair) -> Model:
         "the wait of --step_seconds does not grow with the environments of a collector, all else of a step does, and an update "
         "takes as long as it did",
     )  # fmt: skip
+
+
+def _mbpo_notes(pair: Pair, continuous: bool) -> Iterator[str]:
+    if continuous:
+        yield "Each collector has its share of the environments: what its steps took in the asynchronous run counts here."
+    if pair.sync.options["torch_threads"] == 0:
+        yield "The synchronous learner has a thread for each core, the asynchronous one just one; --torch_threads 1 makes them alike."
 
 
 def _parts(run: Run, measured: Measured) -> dict[str, float]:

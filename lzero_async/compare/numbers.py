@@ -10,6 +10,7 @@ from lzero_async.progress import table
 from lzero_async.utilisation import compare
 
 ROLES_TARGET: Final = 0.9  # the busier of collectors and learner should work at least this share of the time
+NOISE: Final = 0.15  # of the cores, by other programs
 PAIR: Final = ("collectors", "learner")
 
 
@@ -76,6 +77,24 @@ def use_of(sync: Measured | None, asynchronous: Measured | None) -> list[UseRow]
     for one, two in zip(compare(machine[0]), compare(machine[1]), strict=True):
         rows.append(UseRow(one.name, one.value, two.value, two.target, two.verdict))
     return [row for row in rows if row.sync is not None or row.asynchronous is not None]
+
+
+def others_of(run: Measured | None, cores: int) -> float | None:
+    """The share of the cores that other programs used during a run; None where that is not known."""
+    if run is None:
+        return None
+    share, own = run.utilisation.get("cpu"), run.utilisation.get("cpu_seconds")
+    return None if share is None or own is None else max(0.0, share - own / (cores * run.seconds))
+
+
+def format_others(sync: Measured | None, asynchronous: Measured | None, cores: int) -> str:
+    """A warning where other programs used so much of the machine that the runs say little; else nothing."""
+    shares = {"synchronous": others_of(sync, cores), "asynchronous": others_of(asynchronous, cores)}
+    known = {name: share for name, share in shares.items() if share is not None}
+    if max(known.values(), default=0.0) < NOISE:
+        return ""
+    told = " and ".join(f"{100 * share:.0f} % during the {name} run" for name, share in known.items())
+    return f"Take care: other programs used {told} of the cores; run it again on a quiet machine."
 
 
 def format_rows(rows: list[Row]) -> str:

@@ -12,7 +12,7 @@ from lzero_async.compare.apps import App
 from lzero_async.compare.limit import Limit, format_limit, limit_of
 from lzero_async.compare.measured import Measured
 from lzero_async.compare.models import Model, Pair, model_of
-from lzero_async.compare.numbers import Row, UseRow, format_rows, format_use, rows_of, use_of
+from lzero_async.compare.numbers import Row, UseRow, format_others, format_rows, format_use, others_of, rows_of, use_of
 from lzero_async.compare.recommend import ENVIRONMENTS, Choice, predict, recommend
 from lzero_async.compare.runs import Run
 from lzero_async.progress import table
@@ -62,7 +62,7 @@ def as_text(found: Comparison) -> str:
     """All of it, for a screen of 100 columns or more."""
     parts = [
         f"{found.app.name}: synchronous and asynchronous (a sample is {found.app.sample})\n\n{format_rows(found.rows)}",
-        f"Use of roles and machine, whole run\n\n{format_use(found.use)}",
+        f"Use of roles and machine, whole run\n\n{format_use(found.use)}{_warning(found)}",
         _timelines(found),
     ]
     if found.limit is not None and found.model is not None and found.of_sync is not None:
@@ -72,6 +72,11 @@ def as_text(found: Comparison) -> str:
         )
         parts.append(_sizes(found, found.model))
     return "\n\n\n".join(parts)
+
+
+def _warning(found: Comparison) -> str:
+    warning = format_others(found.of_sync, found.of_async, found.cores)
+    return f"\n\n{warning}" if warning else ""
 
 
 def _timelines(found: Comparison) -> str:
@@ -127,7 +132,8 @@ def as_json(found: Comparison, commands: dict[str, str]) -> dict[str, Any]:
     }
     for name, run, measured in (("sync", found.sync, found.of_sync), ("async", found.asynchronous, found.of_async)):
         if run is not None and measured is not None:
-            value[name] = {"folder": str(run.folder), **asdict(measured)}
+            others = others_of(measured, found.cores)
+            value[name] = {"folder": str(run.folder), **asdict(measured), "cores_used_by_others": others}
     seconds = timeline.window(found.sync, found.asynchronous)
     runs = {"sync": found.sync, "async": found.asynchronous}
     value["timeline"] = {name: timeline.draw(run, seconds) for name, run in runs.items() if run is not None}
