@@ -202,7 +202,7 @@ def test_a_run_writes_what_it_says(straight: dict[str, Run], name: str) -> None:
     seconds = results["coordinator"]["wall_time"]
     assert results["episodes_per_second"] == pytest.approx(COUNT * UPDATES / seconds)
     assert results["effective_samples_per_second"] == pytest.approx(sum(lengths) / seconds)
-    assert set(results["utilisation"]) == {"queue", "buffer", "cpu", "gpu"}
+    assert set(results["utilisation"]) >= {"queue", "buffer", "cpu", "gpu"}
     assert all(0 <= share <= 1 for share in results["busy"].values()) and len(results["busy"]) == 2
     assert results["staleness"] == {
         "mean": pytest.approx(np.mean([row["learner/staleness"] for row in rows])),
