@@ -255,8 +255,8 @@ def test_other_programs_on_the_machine_are_told() -> None:
     )
     assert others_of(noisy, 2) == pytest.approx(0.4)
     assert format_others(quiet, noisy, 2) == (
-        "Take care: other programs used 5 % during the synchronous run and 40 % during the asynchronous run of the cores; run it "
-        "again on a quiet machine."
+        "Take care: other programs used 5 % of the cores during the synchronous run and 40 % of the cores during the "
+        "asynchronous run. Run it again on a quiet machine."
     )
     assert format_others(quiet, quiet, 2) == format_others(None, measured(), 2) == ""
 
@@ -523,6 +523,8 @@ def test_whole_episodes_are_limited_by_what_their_environments_do(runs: tuple[Ru
     assert model.stages == pytest.approx({"collect": 20 / 8000, "train": 10 / 8000})
     assert "collecting takes 1.50 times as long" in model.note
     assert (model.times.wait, model.times.compute) == (0.015, pytest.approx(0.005))
+    quiet = replace(asynchronous, utilisation={"cpu_seconds": 16.0})
+    assert model_of(Pair(app, *found, sync, quiet, cores=2)).times.compute == pytest.approx(0.002)
     assert model.measured == Plan(2, 2, 100)
     assert model.flags(predict(model.times, 8, model.measured)) == (
         "--n_envs 8 --num_workers 2 --episodes_per_update 16 --off_policy_degree 2"

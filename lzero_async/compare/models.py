@@ -78,7 +78,7 @@ def _mbpo_notes(pair: Pair, continuous: bool) -> Iterator[str]:
     if continuous:
         yield "Each collector has its share of the environments: what its steps took in the asynchronous run counts here."
     if pair.sync.options["torch_threads"] == 0:
-        yield "The synchronous learner has a thread for each core, the asynchronous one just one; --torch_threads 1 makes them alike."
+        yield "The synchronous learner has a thread for each core, the other one has one; --torch_threads 1 makes them alike."
 
 
 def _parts(run: Run, measured: Measured) -> dict[str, float]:
@@ -152,7 +152,10 @@ def _episode_ppo(pair: Pair) -> Model:
     free = step / of_async.envs  # per sample, if all environments are always at work
     workers, wait = options["num_workers"] or min(options["n_envs"], pair.cores), float(options["step_seconds"])
     # A step that computes waits for its turn among the others of its worker, too: then the rate says what it computes.
-    compute = max(1e-9, min(step - wait, min(workers, pair.cores) * free))
+    # Where the run's own CPU seconds are known, it is not more than those, whatever else ran on the machine.
+    known = of_async.utilisation.get("cpu_seconds")
+    own = [] if known is None else [known / of_async.collected]
+    compute = max(1e-9, min(step - wait, min(workers, pair.cores) * free, *own))
     length = of_async.trained / pair.asynchronous.results["counters"]["episodes"]
     barrier = of_sync.collect_seconds / of_sync.collected / free
     return Model(

@@ -93,8 +93,8 @@ def format_others(sync: Measured | None, asynchronous: Measured | None, cores: i
     known = {name: share for name, share in shares.items() if share is not None}
     if max(known.values(), default=0.0) < NOISE:
         return ""
-    told = " and ".join(f"{100 * share:.0f} % during the {name} run" for name, share in known.items())
-    return f"Take care: other programs used {told} of the cores; run it again on a quiet machine."
+    told = " and ".join(f"{100 * share:.0f} % of the cores during the {name} run" for name, share in known.items())
+    return f"Take care: other programs used {told}. Run it again on a quiet machine."
 
 
 def format_rows(rows: list[Row]) -> str:
