@@ -586,6 +586,15 @@ def test_what_was_measured_is_shown_when_the_other_run_fails(
     assert "effective samples/s trained     47.6      -" in shown.out
     assert json.loads((out / "compare.json").read_text())["sync"]["trained"] == 2000
 
+    def interrupted(words: list[str]) -> int:
+        write_run(Path(words[-1]), asynchronous=False)
+        return 130
+
+    monkeypatch.setattr(command, "run_program", interrupted)
+    assert main(["compare", "--app", "mbpo", "--out", str(out)]) == 130
+    folder = tmp_path / "out-2" / "sync"
+    assert f"is kept: --sync_run {folder} takes it instead of a new run." in capsys.readouterr().err
+
     monkeypatch.setattr(command, "run_program", lambda words: 4)
     assert main(["compare", "--app", "mbpo", "--out", str(out)]) == 4
     shown = capsys.readouterr()

@@ -89,6 +89,9 @@ def _run(request: Request, folder: Path, made: _Made, heading: str) -> tuple[int
         except ConfigError as error:
             code, problem = BAD_INPUT, str(error)
     print(f"\nerror: {problem}", file=sys.stderr)
+    if (folder / "results.json").is_file():
+        flag = f"--{folder.name}_run {folder}"
+        print(f"What it measured until then is kept: {flag} takes it instead of a new run.", file=sys.stderr)
     if made.sync is not None:
         flag = f"--sync_run {made.sync.folder}"
         print(f"The synchronous run is kept: the same command with {flag} runs only the other one.", file=sys.stderr)
