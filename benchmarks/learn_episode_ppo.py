@@ -273,11 +273,8 @@ def draw(runs: list[dict[str, Any]], random: dict[str, float], picture: Path) ->
         axis.set(xlabel="episodes trained on" if over == "episodes" else "seconds", ylabel=YLABELS[kind])
         axis.set_title(NAMES[task], fontsize=9)
         axis.grid(alpha=0.3)
-    axes[0, -1].legend(fontsize=8, loc="lower right")
-    axes[0, 0].legend(fontsize=8, loc="lower right")
-    figure.suptitle(
-        "Whole-episode PPO, two cores; thin: seeds, thick: their mean as far as all of them go", fontsize=10
-    )
+        axis.legend(fontsize=7, loc="lower right")
+    figure.suptitle("Whole-episode PPO, 16 environments, two cores; one line per seed", fontsize=10)
     figure.tight_layout()
     figure.savefig(picture)
     pyplot.close(figure)
