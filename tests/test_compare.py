@@ -335,6 +335,16 @@ def test_the_limit_is_all_stages_over_the_longest() -> None:
     assert (three.limit, three.bound) == (pytest.approx(10 / 3), "train")
 
 
+def test_a_speed_up_above_the_limit_is_explained_only_by_what_was_measured() -> None:
+    def told(**own: float) -> str:
+        return format_limit(
+            limit_of(measured(), measured(seconds=4.0), {"collect": 0.006, "train": 0.003}, own, cores=2), 1, 2
+        )
+
+    assert "and collect took less time here than in the synchronous run" in told(collect=0.004, train=0.003)
+    assert "though no stage was shorter, so the two runs are not alike" in told(collect=0.006, train=0.004)
+
+
 def test_cores_limit_work_that_computes() -> None:
     """10 s with one of two cores busy: 10 ms of CPU a sample; two cores make it in 5 ms, however the stages overlap."""
     sync, asynchronous = measured(utilisation={"cpu": 0.5}), measured(seconds=5.0, utilisation={"cpu": 1.0})

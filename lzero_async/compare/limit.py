@@ -86,6 +86,18 @@ def _cpu_seconds(run: Measured, cores: int) -> float | None:
     return None if share is None else share * cores * run.seconds / run.trained
 
 
+def _why_above(limit: Limit) -> str:
+    """What the times say about a speed-up above the limit; they do not always say something."""
+    shorter = [
+        name
+        for name, before in (("collect", limit.collect), ("train", limit.train))
+        if limit.own.get(name, before) < before
+    ]
+    if not shorter:
+        return "it is above the limit though no stage was shorter, so the two runs are not alike"
+    return f"it is above the limit, and {' and '.join(shorter)} took less time here than in the synchronous run"
+
+
 def format_limit(limit: Limit, batch: float, cores: int, notes: str = "") -> str:
     """The limit in words; times are shown per `batch` samples, which is one train of the synchronous run."""
 
@@ -113,6 +125,6 @@ def format_limit(limit: Limit, batch: float, cores: int, notes: str = "") -> str
     lines.append(
         "the stages by themselves in the asynchronous run: "
         + ", ".join(f"{name} {shown(seconds)}" for name, seconds in limit.own.items())
-        + ("; a shorter one is why it is above the limit" if limit.share > ABOVE else "")
+        + (f"; {_why_above(limit)}" if limit.share > ABOVE else "")
     )
     return "\n".join([*lines, *([notes] if notes else [])])
