@@ -523,7 +523,7 @@ def test_whole_episodes_are_limited_by_what_their_environments_do(runs: tuple[Ru
         }  # fmt: skip
         results = {
             "counters": {"steps": 8000, "updates": 60, "episodes": 160}, "busy": {"environments": 0.1, "learner": 0.3},
-            "environments": {"steps": 8000, "busy_seconds": 160.0}, "coordinator": run.results["coordinator"],
+            "environments": {"steps": 8000, "busy_seconds": 160.0, "at_once": 8}, "coordinator": run.results["coordinator"],
         }  # fmt: skip
         found.append(replace(run, options=options, results=results))
     sync, asynchronous = (app.measured(run) for run in found)

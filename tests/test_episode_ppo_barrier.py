@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,13 @@ from lzero_async.calls import CallStop
 from lzero_async.errors import Stopped
 from lzero_async.types import BackgroundContext, Snapshot
 from tests.episode_ppo_envs import Counting, env_seed, length_of, make_flat, watch
-from zoo.episode_ppo import step_barrier
+from zoo.episode_ppo import parallel_env_async, playing
 from zoo.episode_ppo.episode import PER_STEP, Episode, unpack
 from zoo.episode_ppo.parallel_env_async import AsyncEnvs
-from zoo.episode_ppo.playing import Slot
+from zoo.episode_ppo.playing import LOOKED_AT, WORTH_A_THREAD, Slot, Usage
 from zoo.episode_ppo.pool import EpisodePool
 from zoo.episode_ppo.rounds import Pool
-from zoo.episode_ppo.step_barrier import LOOKED_AT, WORTH_A_THREAD, BarrierPool, StepEnvs
+from zoo.episode_ppo.step_barrier import BarrierPool, StepEnvs
 
 SEED = 5
 COLLECTORS: dict[str, tuple[Any, Any]] = {"sync": (StepEnvs, BarrierPool), "async": (AsyncEnvs, EpisodePool)}
@@ -176,7 +175,7 @@ def assert_lockstep() -> None:
 def test_all_environments_advance_in_lockstep(
     shares: tuple[int, ...], waiting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_barrier, "WORTH_A_THREAD", -1e9 if waiting else 1e9)
+    monkeypatch.setattr(playing, "usage", FakeUse(0.01 if waiting else 0.0, 0.01).usage)
     with table("sync", shares=shares) as made:
         for version in range(3):
             watch.steps.clear()
@@ -204,45 +203,37 @@ def test_without_a_barrier_there_is_no_lockstep() -> None:
 # -- threads for environments that wait ------------------------------------------------------------------------------------
 
 
-class FakeTime:
-    """A wall clock and a processor's, which steps of environments move."""
+class FakeUse:
+    """What a thread has used, which grows with every look at it, as if a step of an environment lay between two of them."""
 
-    def __init__(self, waits: float, computes: float) -> None:
-        self.wall = self.cpu = 0.0
-        self.waits, self.computes = waits, computes
+    def __init__(self, waits: float, computes: float, *, gives_way: bool = True) -> None:
+        self.used = Usage(0.0, 0.0, 0)
+        self.waits, self.computes, self.gives_way = waits, computes, gives_way
 
-    def pass_on(self, env: Counting) -> None:
-        self.wall += self.waits + self.computes
-        self.cpu += self.computes
-
-    def monotonic(self) -> float:
-        return self.wall
-
-    def thread_time(self) -> float:
-        return self.cpu
+    def usage(self) -> Usage:
+        wall, cpu, waits = self.used
+        gave_way = waits + (self.waits > 0 and self.gives_way)
+        self.used = Usage(wall + self.waits + self.computes, cpu + self.computes, gave_way)
+        return self.used
 
 
 @pytest.mark.parametrize(
-    ("waits", "computes", "envs", "threads"),
+    ("waits", "computes", "envs", "gives_way", "threads"),
     [
-        (0.01, 0.0, 4, True),
-        (WORTH_A_THREAD * 1.1, 0.05, 4, True),
-        (WORTH_A_THREAD * 0.9, 0.05, 4, False),
-        (0.0, 0.05, 4, False),
-        (0.01, 0.0, 1, False),
+        (0.01, 0.0, 4, True, True),
+        (WORTH_A_THREAD * 1.1, 0.05, 4, True, True),
+        (WORTH_A_THREAD * 0.9, 0.05, 4, True, False),
+        (0.01, 0.05, 4, False, False),  # pushed aside by other programs
+        (0.0, 0.05, 4, True, False),
+        (0.01, 0.0, 1, True, False),
     ],
 )
 def test_environments_that_wait_have_threads(
-    waits: float, computes: float, envs: int, threads: bool, monkeypatch: pytest.MonkeyPatch
+    waits: float, computes: float, envs: int, gives_way: bool, threads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, used = FakeTime(waits, computes), []
-    monkeypatch.setattr(step_barrier, "time", SimpleNamespace(monotonic=clock.monotonic, thread_time=clock.thread_time))
-
-    def pass_on(env: Counting) -> None:
-        clock.pass_on(env)
-        used.append(threading.get_ident())
-
-    watch.before_step = pass_on
+    used: list[int] = []
+    monkeypatch.setattr(playing, "usage", FakeUse(waits, computes, gives_way=gives_way).usage)
+    watch.before_step = lambda env: used.append(threading.get_ident())
     role = StepEnvs(partial(make_flat, longest=100), envs, 0, SEED, lambda event: None)
     try:
         slots, weights = [Slot(number, 0, 0) for number in range(40)], [(0, Parcel(weights_of(0)))]
@@ -256,6 +247,42 @@ def test_environments_that_wait_have_threads(
     assert bool(others) == threads
     if threads:
         assert threading.get_ident() not in used[LOOKED_AT:]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_without_a_barrier_those_that_wait_play_at_once_and_those_that_compute_in_turn(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playing, "usage", FakeUse(0.01 if waits else 0.0, 0.01).usage)
+    monkeypatch.setattr(parallel_env_async, "LOOK_SECONDS", FOREVER)
+    together, used = threading.Barrier(4, timeout=FOREVER), []
+
+    def before_step(env: Counting) -> None:
+        used.append(threading.get_ident())
+        if waits and len(used) > LOOKED_AT and len(used) <= LOOKED_AT + 4:
+            together.wait()  # goes on only when all four environments are in a step
+
+    watch.before_step = before_step
+    with table("async", shares=(4,)) as made:
+        assert len(made.play(40)) == 40
+        assert made.pool.statistics().at_once == (4 if waits else 1)
+    assert len(set(used[:LOOKED_AT])) == 1
+    assert len(set(used)) == (4 if waits else 1)
+
+
+def test_without_a_barrier_nobody_waits_for_a_first_environment_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_env_async, "LOOK_SECONDS", 0.0)
+    others_play = threading.Event()
+
+    def before_step(env: Counting) -> None:
+        if env.place == 0:
+            assert others_play.wait(FOREVER)
+        else:
+            others_play.set()
+
+    watch.before_step = before_step
+    with table("async", shares=(2,)) as made:
+        assert len(made.play(10)) == 10
 
 
 # -- failures and rounds that are given up ---------------------------------------------------------------------------------
@@ -278,8 +305,8 @@ def test_an_environment_that_fails_is_made_anew_and_its_episode_played_again(sha
         for one, other in zip(played, expected, strict=True):
             np.testing.assert_array_equal(one.obs, other.obs)
             np.testing.assert_array_equal(one.action, other.action)
-        assert made.pool.statistics()._replace(busy_seconds=0, mean_return=0, mean_length=0) == (
-            40, 40, 0, failed, sum(episode.length for episode in played), 0, 0, 0,
+        assert made.pool.statistics()._replace(busy_seconds=0, at_once=0, mean_return=0, mean_length=0) == (
+            40, 40, 0, failed, sum(episode.length for episode in played), 0, 0, 0, 0,
         )  # fmt: skip
 
 

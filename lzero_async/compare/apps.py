@@ -63,7 +63,7 @@ def _priorzero(run: Run) -> Measured:
 def _episode_ppo(run: Run) -> Measured:
     results, statistics, played = run.results, run.results["coordinator"], run.results["environments"]
     envs = run.options["n_envs"]
-    busy = {"collectors": min(1.0, played["busy_seconds"] / envs / statistics["wall_time"])}
+    busy = {"collectors": min(1.0, played["busy_seconds"] / played["at_once"] / statistics["wall_time"])}
     return measure(
         run, statistics, collected=played["steps"], trained=results["counters"]["steps"],
         updates=results["counters"]["updates"], collectors=1, envs=envs,

@@ -149,7 +149,7 @@ def _episode_ppo(pair: Pair) -> Model:
     of_sync, of_async, options = pair.of_sync, pair.of_async, pair.asynchronous.options
     played = pair.asynchronous.results["environments"]
     step = played["busy_seconds"] / played["steps"]  # of one environment
-    free = step / of_async.envs  # per sample, if all environments are always at work
+    free = step / played["at_once"]  # per sample, if all that can play at once always do
     workers, wait = options["num_workers"] or min(options["n_envs"], pair.cores), float(options["step_seconds"])
     # A step that computes waits for its turn among the others of its worker, too: then the rate says what it computes.
     # Where the run's own CPU seconds are known, it is not more than those, whatever else ran on the machine.

@@ -1,12 +1,15 @@
-"""Environments without a barrier: each has a thread of its own, plays whole episodes, and waits for nobody.
+"""Environments without a barrier: they play whole episodes and wait for nobody.
 
-One worker has many of them. While one waits for its simulator the others go on; Python's lock is free in a wait. Environments
-that compute are spread over several workers, which are processes.
+One worker has many of them. Environments that wait, for a simulator elsewhere, have a thread each: while one waits the others go
+on. Those that compute take turns, a whole episode at a time, since threads would only push each other aside; they are spread
+over several workers, which are processes.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,8 +23,12 @@ from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
 from zoo.episode_ppo.episode import Episode, pack
 from zoo.episode_ppo.factories import FlatEnv
-from zoo.episode_ppo.playing import MAX_STEPS, Failure, Player, Slot
+from zoo.episode_ppo.playing import MAX_STEPS, Failure, Look, Player, Slot
 
+LOOK_SECONDS = (
+    0.2  # a first environment that has not made its first steps by then is slow: the others do not wait for it
+)
+HAND_OVER = 0.02  # seconds for which episodes are gathered where they come quickly
 Ended = tuple[int, Parcel, list[Failure]]  # of one round: its number, the episodes packed, and those that failed
 
 
@@ -57,10 +64,27 @@ class AsyncEnvs:
         self._slots: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Slot, Episode | Failure] | None] = queue.SimpleQueue()
         self._weights = Weights()
-        self._players = [Player(make_env, worker, seed, max_steps) for _ in range(num_envs)]
+        self._open = 0  # episodes taken on that have not been returned
+        self._waits: bool | None = None  # whether environments wait; None until the first steps have told
+        look, thinking = Look(self._decided), threading.Lock()
+        self._players = [
+            Player(make_env, worker, seed, max_steps, thinking=thinking, look=None if place else look)
+            for place in range(num_envs)
+        ]
         self._threads = ThreadGroup(RealClock(), "envs")
-        for place, player in enumerate(self._players):
-            self._threads.start(f"env-{place}", partial(self._play_on, player))
+        self._started = 0
+        self._start(1)
+
+    def _start(self, number: int) -> None:
+        """So many environments play at the same time from now on."""
+        for place in range(self._started, number):
+            self._threads.start(f"env-{place}", partial(self._play_on, self._players[place]))
+        self._started = max(self._started, number)
+
+    def _decided(self, waits: bool) -> None:
+        if self._waits is None:
+            self._waits = waits
+            self._ended.put(None)  # whoever gathers looks again
 
     def ready(self) -> dict[str, Any]:
         """Answered once the role is made: its environments."""
@@ -69,21 +93,47 @@ class AsyncEnvs:
     def play(
         self, slots: Sequence[Slot], weights: Sequence[tuple[int, Parcel]], oldest: int, stop: StopSignal | None = None
     ) -> list[Ended]:
-        """Take these episodes on, and return those that have ended as soon as there is one.
+        """Take these episodes on, and return those that have ended as soon as there is one, or, of environments that compute, a
+        moment later with those that end by then.
 
         `weights` are of versions not seen before; those below `oldest` are forgotten. `stop` ends the wait, not the episodes.
         """
         self._weights.take(weights, oldest)
+        self._open += len(slots)
         for slot in slots:
             self._slots.put(Slot(*slot))
         unlisten = listen(stop, lambda reason: self._ended.put(None))
         try:
-            ended = [self._ended.get()]
+            found = self._gather()
         finally:
             unlisten()
-        while not self._ended.empty():
-            ended.append(self._ended.get())
-        return by_round([item for item in ended if item is not None])
+        ended = [item for item in found if item is not None]
+        self._open -= len(ended)
+        return by_round(ended, self._started)
+
+    def _gather(self) -> list[tuple[Slot, Episode | Failure] | None]:
+        """What has ended, or None where the wait was ended. Half of the episodes are enough: those that compute play the others
+        until new ones come."""
+        found = [self._first()]
+        until = time.monotonic() + (HAND_OVER if self._waits is False else 0.0)
+        while None not in found:
+            enough = 2 * len(found) >= self._open
+            try:
+                found.append(self._ended.get(timeout=0.0 if enough else max(0.0, until - time.monotonic())))
+            except queue.Empty:
+                break
+        return found
+
+    def _first(self) -> tuple[Slot, Episode | Failure] | None:
+        """What ends next. All environments play from when it is known that they wait, or the first one makes no headway."""
+        if self._waits is None and self._started < len(self._players):
+            try:
+                return self._ended.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                self._waits = True
+        if self._waits:
+            self._start(len(self._players))
+        return self._ended.get()
 
     def _play_on(self, player: Player) -> None:
         """The body of an environment's thread."""
@@ -96,7 +146,7 @@ class AsyncEnvs:
 
     def close(self) -> None:
         """End the environments; those that are in the middle of an episode end with the process."""
-        for _ in self._players:
+        for _ in range(self._started):
             self._slots.put(None)
         busy = set(self._threads.join(1.0))
         for place, player in enumerate(self._players):
@@ -104,8 +154,8 @@ class AsyncEnvs:
                 player.close()
 
 
-def by_round(ended: Sequence[tuple[Slot, Episode | Failure]]) -> list[Ended]:
-    """What ended, packed by round."""
+def by_round(ended: Sequence[tuple[Slot, Episode | Failure]], at_once: int) -> list[Ended]:
+    """What ended, packed by round; `at_once` environments of this worker play at the same time."""
     found = []
     for wanted in sorted({slot.round for slot, _ in ended}):
         mine = [item for slot, item in ended if slot.round == wanted]
@@ -115,6 +165,7 @@ def by_round(ended: Sequence[tuple[Slot, Episode | Failure]]) -> list[Ended]:
             "returns": [episode.ret for episode in episodes],
             "lengths": [episode.length for episode in episodes],
             "seconds": sum(episode.seconds for episode in episodes),
+            "at_once": at_once,
         }
         found.append((wanted, Parcel(pack(episodes), meta), [item for item in mine if isinstance(item, Failure)]))
     return found

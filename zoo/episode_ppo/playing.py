@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,6 +15,8 @@ from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.policy import NumpyPolicy
 
 ENV_STREAM, ACTION_STREAM = 1, 2
+LOOKED_AT = 32  # steps after which it is decided whether environments wait or compute
+WORTH_A_THREAD = 0.0002  # seconds of waiting per step
 MAX_STEPS = 1_000_000  # of an episode, after which it is cut: an environment without a time limit must not hold a batch for ever
 
 
@@ -32,10 +36,45 @@ class Failure(NamedTuple):
     error: str
 
 
+class Usage(NamedTuple):
+    """What this thread has used so far: seconds that passed, seconds of a processor, and how often it gave that up to wait."""
+
+    wall: float
+    cpu: float
+    waits: int
+
+
+def usage() -> Usage:
+    """Of the calling thread, now."""
+    seen = resource.getrusage(resource.RUSAGE_THREAD)
+    return Usage(time.monotonic(), seen.ru_utime + seen.ru_stime, seen.ru_nvcsw)
+
+
+class Look:
+    """Tells from the first steps, made while nobody else in the process plays, whether environments wait for something, such as
+    a simulator elsewhere, or compute; `decided(waits)` is called once. A thread that is merely pushed aside does not wait."""
+
+    def __init__(self, decided: Callable[[bool], None]) -> None:
+        self._decided = decided
+        self._steps, self._idle, self._waits = 0, 0.0, 0
+
+    def over(self, before: Usage, after: Usage) -> bool:
+        """Count a step; return whether enough of them were seen."""
+        if self._steps < LOOKED_AT:
+            self._steps += 1
+            self._idle += (after.wall - before.wall) - (after.cpu - before.cpu)
+            self._waits += after.waits > before.waits
+            if self._steps == LOOKED_AT:
+                self._decided(self._waits > LOOKED_AT / 2 and self._idle / LOOKED_AT > WORTH_A_THREAD)
+        return self._steps >= LOOKED_AT
+
+
 class Player:
     """An environment and its policy.
 
-    Everything random in an episode follows from the seed and the episode's number, whoever plays it.
+    Everything random in an episode follows from the seed and the episode's number, whoever plays it. `thinking` is held while
+    the policy chooses: numpy gives Python's lock away in every layer, and many threads would hand it around. `look` watches the
+    first steps.
     """
 
     def __init__(
@@ -46,9 +85,11 @@ class Player:
         max_steps: int = MAX_STEPS,
         *,
         greedy: bool = False,
+        thinking: threading.Lock | None = None,
+        look: Look | None = None,
     ) -> None:
         self._make_env, self._worker, self._seed, self._max_steps = make_env, worker, seed, max_steps
-        self._greedy = greedy
+        self._greedy, self._thinking, self._look = greedy, thinking or threading.Lock(), look
         self.env = make_env()
         self._policy: NumpyPolicy | None = None
         self._version: int | None = None
@@ -72,11 +113,15 @@ class Player:
         assert self._policy is not None
         begun = time.monotonic()
         obs, recording = self._obs, self._recording
-        if self._greedy:
-            action, log_prob = self._policy.greedy(obs), 0.0
-        else:
-            action, log_prob = self._policy.act(obs, self._rng)
+        with self._thinking:
+            if self._greedy:
+                action, log_prob = self._policy.greedy(obs), 0.0
+            else:
+                action, log_prob = self._policy.act(obs, self._rng)
+        before = None if self._look is None else usage()
         self._obs, reward, terminated, truncated, _ = self.env.step(action)
+        if self._look is not None and before is not None and self._look.over(before, usage()):
+            self._look = None
         recording.add(obs, action, log_prob, reward)
         if not terminated and recording.length >= self._max_steps:
             truncated = True

@@ -126,7 +126,7 @@ class EpisodePool(Pool):
             wanted = self._rounds.get(number)
             for ended in parcel.meta["numbers"]:
                 self._playing[place].pop(ended, None)
-            self._count(wanted, parcel)
+            self._count(place, wanted, parcel)
             for failure in failures:
                 slot = self._playing[place].pop(failure.number, None)
                 if self._again(wanted, place, failure) and slot is not None:

@@ -53,6 +53,7 @@ class PoolStatistics(NamedTuple):
     failed: int  # times that an episode was broken off by its environment or its process, and had to be begun again
     steps: int
     busy_seconds: float  # that environments spent in their episodes
+    at_once: int  # environments that play at the same time: all, or of those that compute, one in each worker
     mean_return: float | None  # of the last 100 episodes
     mean_length: float | None
 
@@ -69,6 +70,7 @@ class Pool(ABC):
         self._next_round = 0
         self._started = self._complete = self._abandoned = self._failed = self._steps = 0
         self._busy_seconds = 0.0
+        self._at_once = list(shares)
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
         self._on_progress = on_progress
 
@@ -92,9 +94,10 @@ class Pool(ABC):
         else:
             self._complete += wanted.count
 
-    def _count(self, wanted: Round | None, parcel: Parcel) -> None:
-        """Under the lock: episodes came back; `wanted` is None if their round was given up meanwhile."""
+    def _count(self, place: int, wanted: Round | None, parcel: Parcel) -> None:
+        """Under the lock: episodes came back from a worker; `wanted` is None if their round was given up meanwhile."""
         meta = parcel.meta
+        self._at_once[place] = meta["at_once"]
         self._steps += sum(meta["lengths"])
         self._busy_seconds += meta["seconds"]
         self._recent.extend(zip(meta["returns"], meta["lengths"], strict=True))
@@ -125,8 +128,8 @@ class Pool(ABC):
                 (sum(column) / len(recent) for column in zip(*recent, strict=True)) if recent else (None, None)
             )
             return PoolStatistics(
-                self._started, self._complete, self._abandoned, self._failed, self._steps, self._busy_seconds, returns,
-                lengths,
+                self._started, self._complete, self._abandoned, self._failed, self._steps, self._busy_seconds,
+                sum(self._at_once), returns, lengths,
             )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The baseline. It plays the same episodes as the asynchronous one: numbers, seeds
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,12 +20,10 @@ from lzero_async.types import CollectContext, StopSignal
 from zoo.episode_ppo.episode import Episode
 from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.parallel_env_async import Ended, Weights, by_round
-from zoo.episode_ppo.playing import MAX_STEPS, Failure, Player, Slot
+from zoo.episode_ppo.playing import MAX_STEPS, Failure, Look, Player, Slot
 from zoo.episode_ppo.rounds import Pool, Round
 
-LOOKED_AT = 32  # steps after which it is decided whether environments wait or compute
 HAND_OVER = 0.1  # seconds after which a worker that plays alone returns what has ended
-WORTH_A_THREAD = 0.0005  # seconds of waiting per step
 
 
 class StepEnvs:
@@ -43,14 +42,16 @@ class StepEnvs:
         emit: Callable[[Any], None],
         max_steps: int = MAX_STEPS,
     ) -> None:
-        self._players = [Player(make_env, worker, seed, max_steps) for _ in range(num_envs)]
+        look, thinking = Look(self._decided), threading.Lock()
+        self._players = [
+            Player(make_env, worker, seed, max_steps, thinking=thinking, look=look) for _ in range(num_envs)
+        ]
         self._slots: list[Slot | None] = [None] * num_envs
         self._begun = [False] * num_envs
         self._queue: deque[Slot] = deque()  # episodes that wait for an environment
         self._round = -1
         self._weights = Weights()
         self._threads: ThreadPoolExecutor | None = None
-        self._seen, self._waited = 0, 0.0
 
     def ready(self) -> dict[str, Any]:
         """Answered once the role is made: its environments."""
@@ -82,7 +83,7 @@ class StepEnvs:
             if ended and time.monotonic() - begun > HAND_OVER:
                 break
             ended += self._step_all()
-        return by_round(ended)
+        return by_round(ended, 1 if self._threads is None else len(self._players))
 
     def _step_all(self) -> list[tuple[Slot, Episode | Failure]]:
         """Let free environments begin an episode, and make one step of every one that has an episode; what has ended."""
@@ -98,18 +99,12 @@ class StepEnvs:
                 self._slots[place] = None
         return ended
 
+    def _decided(self, waits: bool) -> None:
+        if waits and len(self._players) > 1:
+            self._threads = ThreadPoolExecutor(len(self._players))
+
     def _all(self, playing: Sequence[int]) -> list[Episode | Failure | None]:
-        if self._threads is not None:
-            return list(self._threads.map(self._one, playing))
-        if self._seen < LOOKED_AT:
-            wall, cpu = time.monotonic(), time.thread_time()
-            found = list(map(self._one, playing))
-            self._waited += (time.monotonic() - wall) - (time.thread_time() - cpu)
-            self._seen += len(playing)
-            if self._seen >= LOOKED_AT and self._waited / self._seen > WORTH_A_THREAD and len(self._players) > 1:
-                self._threads = ThreadPoolExecutor(len(self._players))
-            return found
-        return list(map(self._one, playing))
+        return list(map(self._one, playing) if self._threads is None else self._threads.map(self._one, playing))
 
     def _one(self, place: int) -> Episode | Failure | None:
         player, slot = self._players[place], self._slots[place]
@@ -190,7 +185,7 @@ class BarrierPool(Pool):
         with self._changed:
             for ended in parcel.meta["numbers"]:
                 del playing[ended]
-            self._count(wanted, parcel)
+            self._count(place, wanted, parcel)
             failed = [(playing.pop(failure.number), self._again(wanted, place, failure)) for failure in failures]
         self._tell(wanted)
         return [slot for slot, again in failed if again]

@@ -269,12 +269,14 @@ class Trainer(ScoredApplication):
     # -- numbers -------------------------------------------------------------------------------------------------------
 
     def busy(self) -> dict[str, float]:
-        """Share of the run's time that environments were in an episode, and that the learner learned."""
+        """Share of the run's time that environments were in an episode, those that can be at once, and that the learner
+        learned."""
         wall = max(time.monotonic() - self._started if self._wall is None else self._wall, 1e-9)
-        played = self.pool.statistics().busy_seconds - self._busy_before
+        pool = self.pool.statistics()
+        played = (pool.busy_seconds - self._busy_before) / pool.at_once
         whole = max(self.coordinator.get_statistics()["wall_time"], 1e-9)
         return {
-            "environments": min(1.0, played / wall / self.options.n_envs),
+            "environments": min(1.0, played / wall),
             "learner": min(1.0, self._learner_seconds / whole),
         }
 
