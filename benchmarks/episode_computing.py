@@ -22,6 +22,7 @@ from zoo.episode_ppo import roles
 from zoo.episode_ppo.factories import describe
 from zoo.episode_ppo.options import build_options
 from zoo.episode_ppo.playing import Player, Slot
+from zoo.episode_ppo.policy import NumpyPolicy
 
 CORES, PASSES = 2, 2
 BUSY = {"steps": 50, "seconds": 0.002, "sigma": 1.0}
@@ -52,23 +53,23 @@ class Alone:
     def __init__(self, work: Work, worker: int, emit: Callable[[Any], None]) -> None:
         options = build_options({"env": work.env, "env_args": dict(work.env_args), "seed": work.seed})
         self._player = Player(roles.env_factory(options), worker, work.seed)
-        self._weights = untrained(describe(work.env, work.env_args))
+        self._policy = NumpyPolicy(untrained(describe(work.env, work.env_args)))
 
     def ready(self) -> None:
         """Play one, so that everything is loaded."""
-        self._player.play(Slot(0, 0, 0), self._weights)
+        self._player.play(Slot(0, 0, 0), self._policy)
 
     def play(self, first: int, count: int) -> tuple[int, float]:
         """The steps of so many episodes, and the seconds that they took."""
         begun = time.monotonic()
-        steps = sum(self._player.play(Slot(first + n, 0, 0), self._weights).length for n in range(count))
+        steps = sum(self._player.play(Slot(first + n, 0, 0), self._policy).length for n in range(count))
         return steps, time.monotonic() - begun
 
     def play_for(self, seconds: float) -> float:
         """Episodes per second, over so many seconds."""
         begun, count = time.monotonic(), 0
         while (taken := time.monotonic() - begun) < seconds:
-            self._player.play(Slot(count, 0, 0), self._weights)
+            self._player.play(Slot(count, 0, 0), self._policy)
             count += 1
         return count / taken
 

@@ -15,6 +15,7 @@ import torch
 from lzero_async import ConfigError, LzeroAsyncError
 from zoo.episode_ppo.factories import FlatEnv, Spaces, describe, make_env
 from zoo.episode_ppo.playing import Player, Slot
+from zoo.episode_ppo.policy import NumpyPolicy
 from zoo.episode_ppo.ppo import PPO
 
 FACTORY = "zoo.episode_ppo.network_attack:make"
@@ -178,7 +179,7 @@ def test_making_another_environment_does_not_write_the_layout_again(
 
 def test_the_goal_terminates_and_the_limit_truncates(attack: Any) -> None:
     env = make_env(FACTORY)
-    episode = Player(lambda: env, 0, 0).play(Slot(0, 0, 0), PPO(TINY, hidden_size=8).weights())
+    episode = Player(lambda: env, 0, 0).play(Slot(0, 0, 0), NumpyPolicy(PPO(TINY, hidden_size=8).weights()))
     assert episode.terminated and not episode.truncated
     assert episode.ret == 200 - episode.length
     env.reset(seed=0)
@@ -242,8 +243,8 @@ def test_ppo_learns_the_tiny_network(attack: Any, fully_obs: bool) -> None:
         make = partial(make_env, FACTORY, {"fully_obs": fully_obs})
         player, agent, means = Player(make, 0, seed=0), PPO(TINY, learning_rate=3e-3, discount=0.95), []
         for update in range(6):
-            weights = agent.weights()
-            episodes = [player.play(Slot(update * 60 + i, update, update), weights) for i in range(60)]
+            policy = NumpyPolicy(agent.weights())
+            episodes = [player.play(Slot(update * 60 + i, update, update), policy) for i in range(60)]
             means.append(np.mean([episode.ret for episode in episodes]))
             agent.update(episodes)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from lzero_async.parcels import Parcel
 from lzero_async.types import StopSignal
 from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.playing import Player, Slot
+from zoo.episode_ppo.policy import NumpyPolicy
 
 SEED_OFFSET = 2**31  # the seeds of evaluations are not those of any run's training
 MAX_EVAL_STEPS = 100_000  # of an episode
@@ -24,7 +26,10 @@ class EvaluatorRole:
     """Up to `num_envs` episodes at once, each in a thread, since environments may wait."""
 
     def __init__(self, make_env: Callable[[], FlatEnv], num_envs: int, seed: int, emit: Callable[[Any], None]) -> None:
-        self._players = [Player(make_env, 0, SEED_OFFSET + seed, greedy=True) for _ in range(num_envs)]
+        thinking = threading.Lock()
+        self._players = [
+            Player(make_env, 0, SEED_OFFSET + seed, greedy=True, thinking=thinking) for _ in range(num_envs)
+        ]
         self._threads = ThreadPoolExecutor(num_envs)
 
     def ready(self) -> dict[str, int]:
@@ -34,13 +39,13 @@ class EvaluatorRole:
     def evaluate(self, version: int, weights: Parcel, episodes: int, stop: StopSignal | None = None) -> dict[str, Any]:
         """Play so many new episodes; returns their statistics. An episode without an end raises ConfigError."""
         begun = time.monotonic()
-        arrays = {name: value.copy() for name, value in weights.read().items()}
+        policy = NumpyPolicy(weights.read())
         shares = [range(place, episodes, len(self._players)) for place in range(len(self._players))]
         first = version * episodes
 
         def play(place: int) -> list[tuple[float, int]]:
             slots = (Slot(first + number, 0, version) for number in shares[place])
-            return [self._play(self._players[place], slot, arrays, stop) for slot in slots]
+            return [self._play(self._players[place], slot, policy, stop) for slot in slots]
 
         futures = [self._threads.submit(play, place) for place in range(len(self._players))]
         for future in futures:
@@ -58,10 +63,8 @@ class EvaluatorRole:
             "seconds": time.monotonic() - begun,
         }
 
-    def _play(
-        self, player: Player, slot: Slot, weights: dict[str, np.ndarray], stop: StopSignal | None
-    ) -> tuple[float, int]:
-        player.begin(slot, weights)
+    def _play(self, player: Player, slot: Slot, policy: NumpyPolicy, stop: StopSignal | None) -> tuple[float, int]:
+        player.begin(slot, policy)
         for _ in range(MAX_EVAL_STEPS):
             if stop is not None and interrupted(stop):
                 raise stopped(stop)  # half an evaluation is none

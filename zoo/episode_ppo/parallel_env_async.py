@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from lzero_async.calls import listen
 from lzero_async.clock import RealClock
 from lzero_async.parcels import Parcel
@@ -24,6 +22,7 @@ from lzero_async.types import StopSignal
 from zoo.episode_ppo.episode import Episode, pack
 from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.playing import MAX_STEPS, Failure, Look, Player, Slot
+from zoo.episode_ppo.policy import NumpyPolicy
 
 LOOK_SECONDS = (
     0.2  # a first environment that has not made its first steps by then is slow: the others do not wait for it
@@ -32,20 +31,20 @@ HAND_OVER = 0.02  # seconds for which episodes are gathered where they come quic
 Ended = tuple[int, Parcel, list[Failure]]  # of one round: its number, the episodes packed, and those that failed
 
 
-class Weights:
+class Policies:
     """The policies that a worker has, by version."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, dict[str, np.ndarray]] = {}
+        self._kept: dict[int, NumpyPolicy] = {}
 
     def take(self, new: Sequence[tuple[int, Parcel]], oldest: int) -> None:
-        """Keep these, and forget those below `oldest`."""
+        """Keep these, given as weights, and forget those below `oldest`."""
         for version, parcel in new:
-            self._kept[version] = {name: value.copy() for name, value in parcel.read().items()}
+            self._kept[version] = NumpyPolicy(parcel.read())
         for version in [version for version in self._kept if version < oldest]:
             del self._kept[version]
 
-    def __getitem__(self, version: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, version: int) -> NumpyPolicy:
         return self._kept[version]
 
 
@@ -63,7 +62,7 @@ class AsyncEnvs:
     ) -> None:
         self._slots: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Slot, Episode | Failure] | None] = queue.SimpleQueue()
-        self._weights = Weights()
+        self._policies = Policies()
         self._open = 0  # episodes taken on that have not been returned
         self._waits: bool | None = None  # whether environments wait; None until the first steps have told
         look, thinking = Look(self._decided), threading.Lock()
@@ -98,7 +97,7 @@ class AsyncEnvs:
 
         `weights` are of versions not seen before; those below `oldest` are forgotten. `stop` ends the wait, not the episodes.
         """
-        self._weights.take(weights, oldest)
+        self._policies.take(weights, oldest)
         self._open += len(slots)
         for slot in slots:
             self._slots.put(Slot(*slot))
@@ -139,7 +138,7 @@ class AsyncEnvs:
         """The body of an environment's thread."""
         while (slot := self._slots.get()) is not None:
             try:
-                found: Episode | Failure = player.play(slot, self._weights[slot.version])
+                found: Episode | Failure = player.play(slot, self._policies[slot.version])
             except Exception as error:
                 found = player.fail(slot, error)
             self._ended.put((slot, found))

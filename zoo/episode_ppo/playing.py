@@ -73,8 +73,8 @@ class Player:
     """An environment and its policy.
 
     Everything random in an episode follows from the seed and the episode's number, whoever plays it. `thinking` is held while
-    the policy chooses: numpy gives Python's lock away in every layer, and many threads would hand it around. `look` watches the
-    first steps.
+    the policy chooses: numpy gives Python's lock away in every layer, and many threads would hand it around; so players of one
+    worker share a policy, too. `look` watches the first steps.
     """
 
     def __init__(
@@ -92,15 +92,10 @@ class Player:
         self._greedy, self._thinking, self._look = greedy, thinking or threading.Lock(), look
         self.env = make_env()
         self._policy: NumpyPolicy | None = None
-        self._version: int | None = None
 
-    def begin(self, slot: Slot, weights: dict[str, np.ndarray]) -> None:
-        """Start an episode with these weights, which are those of the slot's version."""
-        if self._policy is None:
-            self._policy = NumpyPolicy(weights)
-        elif slot.version != self._version:
-            self._policy.load(weights)
-        self._version = slot.version
+    def begin(self, slot: Slot, policy: NumpyPolicy) -> None:
+        """Start an episode with the policy of the slot's version; players with the same `thinking` may share it."""
+        self._policy = policy
         begun = time.monotonic()
         self._rng = np.random.default_rng([self._seed, ACTION_STREAM, slot.number])
         first = np.random.SeedSequence([self._seed, ENV_STREAM, slot.number]).generate_state(1)[0]
@@ -130,9 +125,9 @@ class Player:
             return None
         return recording.finish(self._obs, terminated, truncated, self._seconds)
 
-    def play(self, slot: Slot, weights: dict[str, np.ndarray]) -> Episode:
+    def play(self, slot: Slot, policy: NumpyPolicy) -> Episode:
         """A whole episode."""
-        self.begin(slot, weights)
+        self.begin(slot, policy)
         while (episode := self.step()) is None:
             pass
         return episode

@@ -35,21 +35,10 @@ class NumpyPolicy:
         self._rows = [np.empty(bias.size, dtype=np.float32) for _, bias in self._layers]
         self.obs_size = self._layers[0][0].shape[0]
         self.action_size = self._layers[-1][1].size
-        self._prepare()
-
-    def load(self, weights: Mapping[str, Any]) -> None:
-        """Copy new weights of the same names and shapes into place; others raise ConfigError and change nothing."""
-        if set(weights) != set(self._weights):
-            raise ConfigError(f"the policy got weights {sorted(weights)}; it needs {sorted(self._weights)}.")
-        arrays = {name: np.asarray(value) for name, value in weights.items()}
-        for name, array in arrays.items():
-            if array.shape != self._weights[name].shape:
-                raise ConfigError(
-                    f"the policy's {name} has the shape {array.shape}; it must be {self._weights[name].shape}."
-                )
-        for name, array in arrays.items():
-            self._weights[name][...] = array
-        self._prepare()
+        if self.kind == "box":
+            log_std = self._weights[LOG_STD]
+            self._std = np.exp(log_std)
+            self._log_scale = -float(log_std.sum(dtype=np.float64)) - log_std.size * HALF_LOG_2PI
 
     def act(self, obs: np.ndarray, rng: np.random.Generator) -> tuple[Any, Any]:
         """An action drawn with `rng` for obs [O] (an int, or [A] float32), and its log-probability as a float.
@@ -103,10 +92,3 @@ class NumpyPolicy:
         if mean.ndim == 1:
             return action, self._log_scale - 0.5 * float(noise.dot(noise))
         return action, (self._log_scale - 0.5 * np.square(noise).sum(1)).astype(np.float32)
-
-    def _prepare(self) -> None:
-        """What follows from the weights and is needed at every draw."""
-        if self.kind == "box":
-            log_std = self._weights[LOG_STD]
-            self._std = np.exp(log_std)
-            self._log_scale = -float(log_std.sum(dtype=np.float64)) - log_std.size * HALF_LOG_2PI

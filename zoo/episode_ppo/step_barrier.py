@@ -19,7 +19,7 @@ from lzero_async.parcels import Parcel
 from lzero_async.types import CollectContext, StopSignal
 from zoo.episode_ppo.episode import Episode
 from zoo.episode_ppo.factories import FlatEnv
-from zoo.episode_ppo.parallel_env_async import Ended, Weights, by_round
+from zoo.episode_ppo.parallel_env_async import Ended, Policies, by_round
 from zoo.episode_ppo.playing import MAX_STEPS, Failure, Look, Player, Slot
 from zoo.episode_ppo.rounds import Pool, Round
 
@@ -50,7 +50,7 @@ class StepEnvs:
         self._begun = [False] * num_envs
         self._queue: deque[Slot] = deque()  # episodes that wait for an environment
         self._round = -1
-        self._weights = Weights()
+        self._policies = Policies()
         self._threads: ThreadPoolExecutor | None = None
 
     def ready(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class StepEnvs:
         """
         begun = time.monotonic()
         if weights:
-            self._weights.take(weights, weights[0][0])
+            self._policies.take(weights, weights[0][0])
         if wanted != self._round:
             self._round, self._slots = wanted, [None] * len(self._players)
             self._queue.clear()
@@ -111,7 +111,7 @@ class StepEnvs:
         assert slot is not None
         try:
             if not self._begun[place]:
-                player.begin(slot, self._weights[slot.version])
+                player.begin(slot, self._policies[slot.version])
                 self._begun[place] = True
             return player.step()
         except Exception as error:
