@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from lzero_async import AsyncTrainingCoordinator, Backend, Batch, CollectContext, Parcel, Worker, make_backend
+from lzero_async.application import thread_limit
 from zoo.episode_ppo import roles
 from zoo.episode_ppo.factories import Spaces, describe
 from zoo.episode_ppo.options import SYNC, build_options, rounds_at_once, shares_of
 from zoo.episode_ppo.playing import ENV_STREAM
 from zoo.episode_ppo.pool import EpisodePool
 from zoo.episode_ppo.step_barrier import BarrierPool
-from zoo.episode_ppo.trainer import THREAD_VARIABLES
 from zoo.episode_ppo.waiting import WAIT_STREAM
 
 SYNC_NAME, ASYNC_NAME = "barrier", "no barrier"
@@ -167,7 +167,7 @@ def backend() -> Iterator[Backend]:
 
 def start(there: Backend, name: str, factory: Any, environment: Mapping[str, str] | None = None) -> Worker:
     """A role in a process with one thread for numpy, once it is made."""
-    worker = there.start(name, factory, environment={**dict.fromkeys(THREAD_VARIABLES, "1"), **(environment or {})})
+    worker = there.start(name, factory, environment={**thread_limit(1), **(environment or {})})
     worker.call("ready")
     return worker
 

@@ -74,6 +74,11 @@ def carry_through(
     return INTERRUPTED if interrupted else 0
 
 
+def thread_limit(number: int) -> dict[str, str]:
+    """The environment variables of a process whose numerical libraries may use so many threads."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(number))
+
+
 class Application(ABC):
     """One run. A subclass sets these attributes and says which roles there are and how it is saved."""
 
@@ -103,6 +108,17 @@ class Application(ABC):
     @abstractmethod
     def _roles(self) -> list[Worker]:
         """Every role of this run."""
+
+    def _build_or_close(self, build: Callable[[], None]) -> None:
+        """Build the run; if that fails, what was started ends with it."""
+        try:
+            build()
+        except BaseException as error:
+            try:
+                self.close()
+            except Exception as late:  # the first error is the one to show
+                log.error("while closing after %r: %r", error, late)
+            raise
 
     @property
     def last_checkpoint(self) -> Path:

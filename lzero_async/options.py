@@ -231,9 +231,16 @@ def _prepared(given: Iterable[str]) -> list[str]:
         if NEGATIVE.fullmatch(word) and prepared and prepared[-1].startswith("--") and "=" not in prepared[-1]:
             prepared[-1] += f"={word}"  # argparse takes -1e3 for a flag
             continue
-        name, equals, value = word.partition("=")
-        prepared.append("--" + name[2:].replace("-", "_") + equals + value if word.startswith("--") else word)
+        prepared.append(with_underscores(word))
     return prepared
+
+
+def with_underscores(word: str) -> str:
+    """The word, hyphens in the name of a flag turned into underscores."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value
 
 
 def _help(option: Option) -> str:

@@ -31,10 +31,10 @@ PLACES: Final[dict[str, str | Path]] = {
 }
 
 
-def exit_code(program: Callable[[], int]) -> int:
+def exit_code(program: Callable[[], int], folder_flag: str = "--exp_name") -> int:
     """Run a program and return its exit code; what a user can do something about is said in one sentence.
 
-    1: a role died; 2: bad input or a disk that refuses; 130: interrupted.
+    1: a role died; 2: bad input or a disk that refuses; 130: interrupted. `folder_flag` chooses where the program writes.
     """
     try:
         return program()
@@ -48,7 +48,7 @@ def exit_code(program: Callable[[], int]) -> int:
         if error.filename is None and error.errno is None:
             raise
         place = f" {error.filename}" if error.filename else ""
-        print(f"\nerror: the run cannot go on: {error.strerror or error}{place}; make room or choose another --exp_name. "
+        print(f"\nerror: the run cannot go on: {error.strerror or error}{place}; make room or choose another {folder_flag}. "
               "Checkpoints written before are still there.", file=sys.stderr)  # fmt: skip
         return BAD_INPUT
     except KeyboardInterrupt:
@@ -72,7 +72,9 @@ def folder_of(saved: Path) -> Path | None:
     return saved.parent.parent if saved.parent.name == LAST_CHECKPOINT.parent.name else None
 
 
-def free_folder(exp_name: str, saved: Path | None, harmless: Sequence[str] = ()) -> Path:
+def free_folder(
+    exp_name: str, saved: Path | None, harmless: Sequence[str] = (), folder_flag: str = "--exp_name"
+) -> Path:
     """The folder to write into: the name itself, or with a number behind it when another run is there already.
 
     Files whose names begin with a word of `harmless` do not make a run.
@@ -87,7 +89,7 @@ def free_folder(exp_name: str, saved: Path | None, harmless: Sequence[str] = ())
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"The folder {folder} cannot be made ({error.strerror}); choose another --exp_name."
+            f"The folder {folder} cannot be made ({error.strerror}); choose another {folder_flag}."
         ) from error
     return folder
 

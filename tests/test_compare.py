@@ -136,14 +136,14 @@ def test_priorzero_gets_degree_0_against_the_users_and_the_same_options_otherwis
 
 
 def test_episode_ppo_gets_its_two_collectors() -> None:
-    line = "--app episode_ppo --n-envs 8 --off_policy_degree 3 --target_return -1e3 --seconds 2.5"
+    line = "--app episode_ppo --n-envs 8 --off_policy_degree 3 --num-workers 4 --target_return -1e3 --seconds 2.5"
     assert words(line, asynchronous=False) == (
         "-m zoo.episode_ppo.train --collector sync --total_episodes 0 --n_envs 8 --target_return -1e3 --max_seconds 2.5 "
         "--exp_name runs/x/sync"
     )
     assert words(line, asynchronous=True) == (
-        "-m zoo.episode_ppo.train --collector async --total_episodes 0 --n_envs 8 --off_policy_degree 3 --target_return -1e3 "
-        "--max_seconds 2.5 --exp_name runs/x/async"
+        "-m zoo.episode_ppo.train --collector async --total_episodes 0 --n_envs 8 --off_policy_degree 3 --num_workers 4 "
+        "--target_return -1e3 --max_seconds 2.5 --exp_name runs/x/async"
     )
 
 
@@ -172,6 +172,11 @@ def test_episode_ppo_gets_its_two_collectors() -> None:
         ("--app mbpo --seconds -1", "--seconds is -1.0; it must be between 0 and"),
         ("--app mbpo --seconds soon", "Argument --seconds: invalid float value: 'soon'; --help explains"),
         ("--app mbpo runs/x", "'runs/x' cannot be read; write options as --num_envs 64."),
+        ("--app mbpo --png picture.txt", "--png is 'picture.txt'; its name must end with .png."),
+        (
+            "--app mbpo --out /dev/null/x",
+            "The folder /dev/null/x cannot be made (Not a directory); choose another --out.",
+        ),
         ("--app mbpo --sync_run nowhere", "--sync_run: nowhere holds no finished run (results.json is missing)"),
     ],
 )
@@ -532,9 +537,9 @@ def test_whole_episodes_are_limited_by_what_their_environments_do(runs: tuple[Ru
     model = model_of(Pair(app, *found, sync, asynchronous, cores=2))
     assert model.stages == pytest.approx({"collect": 20 / 8000, "train": 10 / 8000})
     assert "collecting takes 1.50 times as long" in model.note
-    assert (model.times.wait, model.times.compute) == (0.015, pytest.approx(0.005))
+    assert (model.times.wait, model.times.compute) == (pytest.approx(0.015), pytest.approx(0.005))
     quiet = replace(asynchronous, utilisation={"cpu_seconds": 16.0})
-    assert model_of(Pair(app, *found, sync, quiet, cores=2)).times.compute == pytest.approx(0.002)
+    assert model_of(Pair(app, *found, sync, quiet, cores=2)).times.compute == pytest.approx((16 - 10) / 8000)
     assert model.measured == Plan(2, 2, 100)
     assert model.flags(predict(model.times, 8, model.measured)) == (
         "--n_envs 8 --num_workers 2 --episodes_per_update 16 --off_policy_degree 2"
@@ -573,6 +578,24 @@ def test_runs_of_the_wrong_kind_are_refused(tmp_path: Path, capsys: pytest.Captu
     assert f"--sync_run: {folder} is not a synchronous run; give another one." in capsys.readouterr().err
     assert main(["compare", "--app", "priorzero", "--async_run", folder]) == 2
     assert "is no run of priorzero ('statistics' is missing); check --app." in capsys.readouterr().err
+    for file, text in (("metrics.jsonl", "{"), ("results.json", "[1]")):
+        (tmp_path / "a" / file).write_text(text)
+        assert main(["compare", "--app", "mbpo", "--async_run", folder]) == 2
+        assert f"{file} cannot be read" in capsys.readouterr().err
+
+
+def test_runs_that_did_not_do_the_same_work_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = {name: write_run(tmp_path / name, asynchronous=name == "async") for name in ("sync", "async")}
+    line = ["compare", "--app", "mbpo", "--out", str(tmp_path / "out")]
+    line += [word for name, folder in folders.items() for word in (f"--{name}_run", str(folder))]
+    assert main(line) == 0
+    assert "did not do the same work" not in capsys.readouterr().out
+    options = json.loads((folders["sync"] / "options.json").read_text())
+    changed = {**options, "num_envs": 16, "batch_queue_size": 9, "exp_name": "x", "env_args": {"g": 9.81}}
+    (folders["sync"] / "options.json").write_text(json.dumps(changed))
+    assert main(line) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the runs did not do the same work: num_envs was 16 and 8, env_args.g was 9.81 and None." in shown
 
 
 def test_what_was_measured_is_shown_when_the_other_run_fails(
@@ -647,15 +670,27 @@ def test_an_interrupt_reaches_the_run_once_and_its_code_comes_back(number: signa
         assert tool.wait(10) == 7
 
 
+MBPO_LINE = (
+    "--num-envs 4 --num_steps_per_env 10 --batch_queue_size 2 --step_seconds 0.005 --eval_every 0 --hidden_size 8 "
+    "--dynamics_hidden_size 8 --batch_size 32 --torch_threads 1"
+)
+PPO_LINE = (
+    "--n-envs 4 --episodes_per_update 8 --off-policy-degree 2 --step_seconds 0.005 --eval_every 0 --hidden_size 8"
+)
+
+
 @pytest.mark.slow
-def test_mbpo_is_run_twice_and_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("app", "line", "same"),
+    [
+        ("mbpo", MBPO_LINE, {"num_envs": 4, "seed": 0, "step_seconds": 0.005}),
+        ("episode_ppo", PPO_LINE, {"n_envs": 4, "seed": 0, "step_seconds": 0.005, "episodes_per_update": 8}),
+    ],
+)
+def test_an_application_is_run_twice_and_compared(app: str, line: str, same: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    line = (
-        f"compare --app mbpo --seconds 3 --out {out} --num-envs 4 --num_steps_per_env 10 --batch_queue_size 2 "
-        "--step_seconds 0.005 --eval_every 0 --hidden_size 8 --dynamics_hidden_size 8 --batch_size 32 --torch_threads 1"
-    )
     done = subprocess.run(
-        [sys.executable, "-m", "lzero_async", *line.split()],
+        [sys.executable, "-m", "lzero_async", *f"compare --app {app} --seconds 3 --out {out} {line}".split()],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -669,6 +704,8 @@ def test_mbpo_is_run_twice_and_compared(tmp_path: Path) -> None:
         assert numbers[name]["trained"] > 0
         assert numbers[name]["seconds"] == pytest.approx(3, abs=2)
         options = json.loads((out / name / "options.json").read_text())
-        assert (options["num_envs"], options["seed"], options["step_seconds"]) == (4, 0, 0.005)
+        assert {key: options[key] for key in same} == same
     assert numbers["limit"]["limit"] > 1
+    assert numbers["different"] == {}
+    assert 0 < numbers["async"]["busy"]["collectors"] <= 1
     assert done.stdout.count("collector 0  ") == 2

@@ -50,7 +50,12 @@ def test_every_file_of_the_map_and_every_link_exists() -> None:
 
 def test_every_module_is_on_the_map() -> None:
     readme = (ROOT / "README.md").read_text()
-    folders = (ROOT / "lzero_async", ROOT / "zoo" / "jericho" / "priorzero", ROOT / "zoo" / "mbpo", ROOT / "zoo" / "episode_ppo")
+    folders = (
+        ROOT / "lzero_async",
+        ROOT / "zoo" / "jericho" / "priorzero",
+        ROOT / "zoo" / "mbpo",
+        ROOT / "zoo" / "episode_ppo",
+    )
     for path in (path for folder in folders for path in folder.glob("*.py")):
         assert path.name in readme or path.name == "__init__.py", path.name
 

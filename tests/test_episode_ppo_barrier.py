@@ -22,7 +22,7 @@ from tests.episode_ppo_envs import Counting, env_seed, length_of, make_flat, wat
 from zoo.episode_ppo import parallel_env_async, playing
 from zoo.episode_ppo.episode import PER_STEP, Episode, unpack
 from zoo.episode_ppo.parallel_env_async import AsyncEnvs
-from zoo.episode_ppo.playing import LOOKED_AT, WORTH_A_THREAD, Slot, Usage
+from zoo.episode_ppo.playing import LOOKED_AT, WORTH_A_THREAD, Look, Slot, Usage
 from zoo.episode_ppo.pool import EpisodePool
 from zoo.episode_ppo.rounds import Pool
 from zoo.episode_ppo.step_barrier import BarrierPool, StepEnvs
@@ -270,6 +270,29 @@ def test_without_a_barrier_those_that_wait_play_at_once_and_those_that_compute_i
     assert len(set(used)) == (4 if waits else 1)
 
 
+@pytest.mark.parametrize(("each", "waits"), [(3, True), (32, False)])
+def test_environments_that_wait_now_and_then_wait(each: int, waits: bool) -> None:
+    """A wait of 1 ms in every third step is worth a thread, one in 32 steps is not."""
+    decided: list[bool] = []
+    look = Look(decided.append)
+    for step in range(LOOKED_AT):
+        wait = step % each == 0
+        assert look.over(Usage(0.0, 0.0, 0), Usage(1e-5 + wait * 1e-3, 1e-5, int(wait))) == (step == LOOKED_AT - 1)
+    assert decided == [waits]
+    assert look.over(Usage(0.0, 0.0, 0), Usage(1.0, 0.0, 1))
+    assert decided == [waits]
+
+
+def test_environments_in_turn_get_no_long_queue_that_others_could_play_from() -> None:
+    pool = EpisodePool([object(), object()], [50, 50])  # type: ignore[list-item]
+    pool._deal(Snapshot(0, Parcel(weights_of(0))), 200)
+    assert [pool._free(place) for place in range(2)] == [50, 50]
+    for seconds, episodes, at_once, room in ((1.0, 10, 1, 2), (0.1, 10, 1, 4), (0.001, 10, 1, 50), (9.0, 3, 50, 50)):
+        pool._look_at_pace(0, {"numbers": list(range(episodes)), "seconds": seconds, "at_once": at_once})
+        assert pool._free(0) == room
+    assert pool._free(1) == 50
+
+
 def test_without_a_barrier_nobody_waits_for_a_first_environment_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_env_async, "LOOK_SECONDS", 0.0)
     others_play = threading.Event()
@@ -286,6 +309,62 @@ def test_without_a_barrier_nobody_waits_for_a_first_environment_that_is_stuck(mo
 
 
 # -- failures and rounds that are given up ---------------------------------------------------------------------------------
+
+
+class Unusual(BaseException):
+    """Not an Exception, as the panics of some compiled simulators are none."""
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_whatever_an_environment_raises_its_episode_is_played_again_and_the_reason_is_logged(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "thread":
+
+        def panic(env: Counting) -> None:
+            if env.seed not in watch.failed:
+                watch.failed[env.seed] = 1
+                raise Unusual("panic")
+
+        watch.before_step = panic
+    with table("async", kind, shares=(2,), **({} if kind == "thread" else {"fails": {7: 1, 9: 1}})) as made:
+        assert numbers_of(made.play(20)) == list(range(20))
+        assert made.pool.statistics().failed > 0
+    where = "in panic" if kind == "thread" else "in _strike"
+    assert sum(where in record.getMessage() for record in caplog.records) == 1  # one traceback of a kind is enough
+
+
+def test_a_worker_whose_answer_cannot_be_sent_is_made_anew_and_nothing_is_lost() -> None:
+    backend = make_backend("thread")
+    worker = backend.start("envs 0", partial(make_role, "async", 2, 0, {}))
+    pool, stop, broken = EpisodePool([worker], [2]), CallStop(), []
+
+    class Broken:
+        """The worker, whose first answer with an episode gets lost on its way."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(worker, name)
+
+        def call(self, *words: Any, **more: Any) -> Any:
+            found = worker.call(*words, **more)
+            if found and not broken:
+                broken.append(found)
+                raise OSError(24, "Too many open files")
+            return found
+
+    pool.workers[0] = Broken()  # type: ignore[assignment]
+    wanted = pool._deal(Snapshot(0, Parcel(weights_of(0))), 10)
+    errors = []
+    try:
+        while wanted.missing and len(errors) < 3:
+            try:
+                pool.drive(0, BackgroundContext("envs 0", stop))
+            except OSError as error:
+                errors.append(error)
+    finally:
+        backend.close()
+    assert (len(errors), wanted.missing, worker.restarts) == (1, 0, 1)
+    assert sorted(n for parcel in wanted.parcels for n in parcel.meta["numbers"]) == list(range(10))
 
 
 @pytest.mark.parametrize("shares", [(4,), (2, 3)])

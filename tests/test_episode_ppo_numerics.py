@@ -334,6 +334,12 @@ def test_batches_that_cannot_be_trained_on_are_refused():
     episodes[2].reward[39] = np.nan
     with pytest.raises(LzeroAsyncError, match=r"reward of episode 2 \(worker 2\)"):
         agent.update(episodes)
+    episodes = episodes_of(agent)
+    for place, terminated in ((1, True), (3, False)):  # what is behind a terminal state has no value
+        episodes[place].last_obs[0] = np.inf
+        episodes[place] = episodes[place]._replace(terminated=terminated, truncated=not terminated)
+    with pytest.raises(LzeroAsyncError, match=r"last_obs of episode 3 \(worker 0\)"):
+        agent.update(episodes)
     assert equal(agent.state_dict(), before)
     with pytest.raises(ConfigError, match="kind is 'both'"):
         PPO(Spaces(3, "both", 2))

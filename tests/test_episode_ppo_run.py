@@ -270,9 +270,10 @@ def test_progress_is_said_as_episodes_arrive(tmp_path: Path, monkeypatch: pytest
     said.truncate(0)
     said.seek(0)
     try:
+        wanted: Any = SimpleNamespace(count=100, begun=0.0, said=0.0)
         for now, done in ((0.4, 5), (1.2, 9), (1.5, 15), (2.4, 30), (2.6, 33), (5.8, 100)):
             monkeypatch.setattr("zoo.episode_ppo.trainer.time", SimpleNamespace(monotonic=lambda now=now: now))
-            trainer._arrived(SimpleNamespace(number=3, count=100, missing=100 - done, begun=0.0))  # type: ignore[arg-type]
+            trainer._arrived(wanted, done)
     finally:
         monkeypatch.undo()
         trainer.close()
@@ -346,7 +347,7 @@ def test_a_target_ends_the_run(collector: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("collector", COLLECTORS)
 def test_seconds_end_the_run(collector: str, tmp_path: Path) -> None:
-    run = run_main(tmp_path / "run", collector, total_episodes=0, max_seconds=0.2, eval_every=0)
+    run = run_main(tmp_path / "run", collector, total_episodes=0, max_seconds=1.0, eval_every=0)
     assert (run.code, run.results["ended_by"]) == (0, "max_seconds")
     assert_account_closes(run.folder)
 
@@ -748,8 +749,26 @@ def test_an_evaluation_whose_episodes_do_not_end_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(evaluating, "MAX_EVAL_STEPS", 50)
     env = "tests.episode_ppo_envs:Endless"
-    assert main(arguments(tmp_path / "run", collector, env=env, max_episode_steps=5, total_episodes=10**6)) == 2
+    assert main(arguments(tmp_path / "run", collector, env=env, max_episode_steps=60, total_episodes=10**6)) == 2
     said = capsys.readouterr().err
-    assert "error: An episode of the evaluation did not end within 50 steps; give the environment a time limit" in said
+    assert "error: An episode of the evaluation did not end within 50 steps; cut episodes with a smaller" in said
     assert "Traceback" not in said
-    assert rows_of(tmp_path / "run")[0]["learner/mean_length"] == 5
+    assert rows_of(tmp_path / "run")[0]["learner/mean_length"] == 60
+
+
+def test_episodes_are_cut_in_training_and_in_evaluations(tmp_path: Path) -> None:
+    run = run_main(tmp_path / "run", "async", env="tests.episode_ppo_envs:Endless", max_episode_steps=5)
+    assert run.code == 0
+    assert {row["learner/mean_length"] for row in rows_of(run.folder)} == {5}
+    assert {row["mean_length"] for row in run.results["evaluations"]} == {5}
+
+
+def test_a_factory_of_the_users_folder_is_found_and_a_module_beside_the_program_is_not(tmp_path: Path) -> None:
+    (tmp_path / "my_envs.py").write_text("from tests.episode_ppo_envs import make\n")
+    for spec, code in (("my_envs:make", 0), ("policy:NumpyPolicy", 2)):
+        words = arguments(tmp_path / spec[:3], "async", env=spec, total_episodes=COUNT, eval_every=0)
+        done = subprocess.run(
+            [sys.executable, str(ENTRY), *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=FOREVER
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+    assert "error: env is 'policy:NumpyPolicy', but 'policy' cannot be imported" in done.stderr

@@ -71,6 +71,10 @@ def test_a_run_writes_what_it_says(straight: Path, capsys: pytest.CaptureFixture
     assert results["ended_by"] == "max_iter"
     assert results["updates"] == 18 == metrics(straight)[-1]["learner/updates"]
     assert [row["mode"] for row in results["evaluations"]] == ["prior", "prior", "world_model"]
+    # What `python -m lzero_async compare` reads.
+    assert results["collected_steps"] == results["env_steps"] > 0
+    assert set(results["utilisation"]) == {"queue", "buffer", "cpu", "gpu", "cpu_seconds"}
+    assert 0 < results["utilisation"]["buffer"] <= 1 and results["utilisation"]["cpu_seconds"] > 0
     assert results["reuse"]["prior_hit_rate"] > 0
     assert results["reuse"]["encoder_hit_rate"] > 0
     assert {path.name for path in (straight / "ckpt").iterdir()} == {"last.safetensors", "best.safetensors"}

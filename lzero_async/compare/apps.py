@@ -36,6 +36,7 @@ class App:
     async_only: frozenset[str] = frozenset()
     sync_only: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by way
     refused: Mapping[str, str] = field(default_factory=dict)
+    mode: str = ""  # the option that makes a run synchronous or not, where that is one alone
     limits: Mapping[str, Words] = field(default_factory=dict)  # what takes them away
     rows: str = ""  # what is special about its rows in the timeline
 
@@ -92,6 +93,7 @@ APPS: Final = {
             seconds=lambda seconds: ("--max_seconds", f"{seconds:g}"),
             measured=_mbpo,
             is_synchronous=lambda run: bool(run.options["trainer"] == "sync"),
+            mode="trainer",
             limits={"max_steps": ("--max_steps", "0")},
             async_only=frozenset(
                 (
@@ -162,7 +164,9 @@ APPS: Final = {
             measured=_episode_ppo,
             is_synchronous=lambda run: bool(run.options["collector"] == "sync"),
             limits={"total_episodes": ("--total_episodes", "0")},
-            async_only=frozenset(["off_policy_degree", "staleness_policy"]),
+            mode="collector",
+            # A barrier over several processes is slower, so the baseline keeps its one worker.
+            async_only=frozenset(["off_policy_degree", "staleness_policy", "num_workers"]),
             rows="a collector's row is a round of episodes; how much the environments work is in the table above",
             refused={
                 **SAME,
@@ -179,3 +183,21 @@ def queue_of(app: App, run: Run) -> int:
     """Batches that may wait for training in an asynchronous run."""
     statistics = run.results["statistics" if app.name == "priorzero" else "coordinator"]
     return int(statistics["queue_capacity"] or statistics["off_policy_degree"])
+
+
+def different(app: App, sync: Run, asynchronous: Run) -> dict[str, tuple[Any, Any]]:
+    """Options that make the work of two runs different: both values by name. What only one of them uses is left out."""
+    own = app.async_only.union(*app.sync_only.values()) | {app.mode, "exp_name", "max_seconds", "backend"}
+    left, right = _flat(sync.options), _flat(asynchronous.options)
+    return {
+        name: (left.get(name), right.get(name))
+        for name in {**left, **right}
+        if name.rpartition(".")[2] not in own and left.get(name) != right.get(name)
+    }
+
+
+def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, NoReturn
 from lzero_async.compare.apps import APPS, App
 from lzero_async.config import number_between, one_of
 from lzero_async.errors import ConfigError
+from lzero_async.options import with_underscores
 
 DESCRIPTION: Final = """Run an application synchronously and asynchronously on the same work, one after the other, and show both
 side by side: rates, utilisation against its targets, what the roles did when, the speed-up beside its limit, and sizes for 64,
@@ -118,16 +119,10 @@ def parse(arguments: Sequence[str]) -> Request:
     _check(app, items)
     if items and flags.sync_run is not None and flags.async_run is not None:
         raise ConfigError(f"{items[0].words[0]} is an option of a run, but both runs are finished; leave it out.")
+    if flags.png is not None and flags.png.suffix != ".png":
+        raise ConfigError(f"--png is {str(flags.png)!r}; its name must end with .png.")
     seconds = number_between("--seconds", flags.seconds, 0, 1e9)
     return Request(app, way, seconds, flags.out, flags.sync_run, flags.async_run, flags.json, flags.png, items)
-
-
-def with_underscores(word: str) -> str:
-    """The word, hyphens in the name of a flag turned into underscores."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word.partition("=")
-    return "--" + flag[2:].replace("-", "_") + equals + value
 
 
 def _items(words: Sequence[str]) -> Iterable[Item]:

@@ -17,7 +17,7 @@ from lzero_async.run_folder import BAD_INPUT, exit_code, free_folder, write_json
 
 def main(arguments: Sequence[str]) -> int:
     """Compare; return the exit code: 0 done, 2 bad input, or that of the run that failed."""
-    return exit_code(lambda: compare(parse(arguments)))
+    return exit_code(lambda: compare(parse(arguments)), "--out")
 
 
 @dataclass
@@ -36,7 +36,7 @@ def compare(request: Request) -> int:
         made.sync = _given(request, request.sync_run, asynchronous=False)
     if request.async_run is not None:
         made.asynchronous = _given(request, request.async_run, asynchronous=True)
-    out = free_folder(str(request.out), None)
+    out = free_folder(str(request.out), None, folder_flag="--out")
     if out != request.out:
         print(f"{request.out} holds another comparison; this one goes to {out}.", file=sys.stderr)
     code = 0

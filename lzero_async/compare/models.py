@@ -150,12 +150,13 @@ def _episode_ppo(pair: Pair) -> Model:
     played = pair.asynchronous.results["environments"]
     step = played["busy_seconds"] / played["steps"]  # of one environment
     free = step / played["at_once"]  # per sample, if all that can play at once always do
-    workers, wait = options["num_workers"] or min(options["n_envs"], pair.cores), float(options["step_seconds"])
-    # A step that computes waits for its turn among the others of its worker, too: then the rate says what it computes.
-    # Where the run's own CPU seconds are known, it is not more than those, whatever else ran on the machine.
+    workers = options["num_workers"] or min(options["n_envs"], pair.cores)
+    # The cores cannot have computed more in each step than the rate leaves them time for, nor, where the run's own CPU seconds
+    # are known, more than those without the learner's. The rest of a step is waiting.
     known = of_async.utilisation.get("cpu_seconds")
-    own = [] if known is None else [known / of_async.collected]
-    compute = max(1e-9, min(step - wait, min(workers, pair.cores) * free, *own))
+    own = [] if known is None else [max(0.0, known - of_async.train_seconds) / of_async.collected]
+    compute = max(1e-9, min(step, min(workers, pair.cores) * free, *own))
+    wait = step - compute if played["at_once"] > workers else 0.0
     length = of_async.trained / pair.asynchronous.results["counters"]["episodes"]
     barrier = of_sync.collect_seconds / of_sync.collected / free
     return Model(
@@ -167,8 +168,8 @@ def _episode_ppo(pair: Pair) -> Model:
         tuple(Plan(number, queue, many * length) for number in COLLECTORS for queue in QUEUES for many in EPISODES),
         Plan(workers, queue_of(pair.app, pair.asynchronous), options["episodes_per_update"] / of_async.envs * length),
         lambda choice: _episode_ppo_flags(choice, length),
-        f"the wait of --step_seconds takes no core, {1000 * compute:.2f} ms of each step do; the lengths of episodes are "
-        f"exponential with the mean {length:.0f}; a worker computes on one core at most",
+        f"a step waits {1000 * wait:.2f} ms, which takes no core, and computes for {1000 * compute:.2f} ms; the lengths of "
+        f"episodes are exponential with the mean {length:.0f}; a worker computes on one core at most",
     )  # fmt: skip
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from textwrap import fill
 from typing import Any, Final
 
 from lzero_async.compare import timeline
-from lzero_async.compare.apps import App
+from lzero_async.compare.apps import App, different
 from lzero_async.compare.limit import Limit, format_limit, limit_of
 from lzero_async.compare.measured import Measured
 from lzero_async.compare.models import Model, Pair, model_of
@@ -35,6 +35,7 @@ class Comparison:
     limit: Limit | None = None
     model: Model | None = None
     choices: tuple[Choice, ...] = ()
+    different: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # options in which the runs' work differs
     check: Choice | None = None  # what the simulation says about the run that was measured
 
 
@@ -53,6 +54,7 @@ def compare_runs(app: App, sync: Run | None, asynchronous: Run | None) -> Compar
         app, sync, asynchronous, of_sync, of_async, cores, half.rows, half.use,
         limit=limit_of(of_sync, of_async, model.stages, model.own, cores),
         model=model,
+        different=different(app, sync, asynchronous),
         choices=tuple(recommend(model.times, envs, model.plans) for envs in ENVIRONMENTS),
         check=predict(model.times, of_async.envs, model.measured),
     )  # fmt: skip
@@ -61,7 +63,8 @@ def compare_runs(app: App, sync: Run | None, asynchronous: Run | None) -> Compar
 def as_text(found: Comparison) -> str:
     """All of it, for a screen of 100 columns or more."""
     parts = [
-        f"{found.app.name}: synchronous and asynchronous (a sample is {found.app.sample})\n\n{format_rows(found.rows)}",
+        f"{found.app.name}: synchronous and asynchronous (a sample is {found.app.sample})\n\n{format_rows(found.rows)}"
+        + _differences(found),
         f"Use of roles and machine, whole run\n\n{format_use(found.use)}{_warning(found)}",
         _timelines(found),
     ]
@@ -77,6 +80,14 @@ def as_text(found: Comparison) -> str:
 def _warning(found: Comparison) -> str:
     warning = format_others(found.of_sync, found.of_async, found.cores)
     return f"\n\n{warning}" if warning else ""
+
+
+def _differences(found: Comparison) -> str:
+    """A warning where the runs did not do the same work."""
+    if not found.different:
+        return ""
+    named = ", ".join(f"{name} was {one!r} and {other!r}" for name, (one, other) in found.different.items())
+    return "\n\n" + fill(f"Take care: the runs did not do the same work: {named}.", TEXT_WIDTH)
 
 
 def _timelines(found: Comparison) -> str:
@@ -127,6 +138,7 @@ def as_json(found: Comparison, commands: dict[str, str]) -> dict[str, Any]:
         "sample": found.app.sample,
         "commands": commands,
         "cores": found.cores,
+        "different": found.different,
         "table": [row._asdict() for row in found.rows],
         "utilisation": [row._asdict() for row in found.use],
     }

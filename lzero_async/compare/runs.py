@@ -53,7 +53,10 @@ def load_run(folder: Path) -> Run:
     results = _read_json(folder / "results.json", f"{folder} holds no finished run")
     options = _read_json(folder / "options.json", f"{folder} holds no options of a run")
     metrics, trace = folder / "metrics.jsonl", folder / "trace.json"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
+    try:
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
+    except ValueError as error:
+        raise ConfigError(f"{metrics} cannot be read ({error}); give the folder of a run that ended.") from error
     if not trace.is_file():
         raise ConfigError(f"{folder} has no trace.json; run the application with its trace on, as compare does.")
     return Run(folder, results, options, rows, spans_of(read_trace(trace)))
@@ -64,7 +67,7 @@ def _read_json(path: Path, problem: str) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except FileNotFoundError:
         raise ConfigError(f"{problem} ({path.name} is missing); give the folder of a run that ended.") from None
-    except (ValueError, NotADirectoryError) as error:
+    except (ValueError, TypeError, NotADirectoryError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give the folder of a run that ended.") from error
 
 

@@ -15,7 +15,7 @@ from lzero_async.errors import ConfigError
 from lzero_async.parcels import Parcel
 from lzero_async.types import StopSignal
 from zoo.episode_ppo.factories import FlatEnv
-from zoo.episode_ppo.playing import Player, Slot
+from zoo.episode_ppo.playing import MAX_STEPS, Player, Slot
 from zoo.episode_ppo.policy import NumpyPolicy
 
 SEED_OFFSET = 2**31  # the seeds of evaluations are not those of any run's training
@@ -25,10 +25,17 @@ MAX_EVAL_STEPS = 100_000  # of an episode
 class EvaluatorRole:
     """Up to `num_envs` episodes at once, each in a thread, since environments may wait."""
 
-    def __init__(self, make_env: Callable[[], FlatEnv], num_envs: int, seed: int, emit: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[], FlatEnv],
+        num_envs: int,
+        seed: int,
+        emit: Callable[[Any], None],
+        max_steps: int = MAX_STEPS,
+    ) -> None:
         thinking = threading.Lock()
         self._players = [
-            Player(make_env, 0, SEED_OFFSET + seed, greedy=True, thinking=thinking) for _ in range(num_envs)
+            Player(make_env, 0, SEED_OFFSET + seed, max_steps, greedy=True, thinking=thinking) for _ in range(num_envs)
         ]
         self._threads = ThreadPoolExecutor(num_envs)
 
@@ -71,8 +78,8 @@ class EvaluatorRole:
             if (episode := player.step()) is not None:
                 return episode.ret, episode.length
         raise ConfigError(
-            f"An episode of the evaluation did not end within {MAX_EVAL_STEPS} steps; give the environment a time limit, for "
-            "example with --env_arg max_episode_steps=1000."
+            f"An episode of the evaluation did not end within {MAX_EVAL_STEPS} steps; cut episodes with a smaller "
+            "--max_episode_steps, or give the environment a time limit of its own."
         )
 
     def close(self) -> None:

@@ -139,12 +139,14 @@ class AsyncEnvs:
         while (slot := self._slots.get()) is not None:
             try:
                 found: Episode | Failure = player.play(slot, self._policies[slot.version])
-            except Exception as error:
+            except BaseException as error:  # whatever it is, somebody waits for this episode
                 found = player.fail(slot, error)
             self._ended.put((slot, found))
 
     def close(self) -> None:
         """End the environments; those that are in the middle of an episode end with the process."""
+        while not self._slots.empty():
+            self._slots.get()
         for _ in range(self._started):
             self._slots.put(None)
         busy = set(self._threads.join(1.0))

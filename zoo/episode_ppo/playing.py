@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from zoo.episode_ppo.policy import NumpyPolicy
 
 ENV_STREAM, ACTION_STREAM = 1, 2
 LOOKED_AT = 32  # steps after which it is decided whether environments wait or compute
-WORTH_A_THREAD = 0.0002  # seconds of waiting per step
+WORTH_A_THREAD = 0.0002  # seconds of waiting per step on average
 MAX_STEPS = 1_000_000  # of an episode, after which it is cut: an environment without a time limit must not hold a batch for ever
 
 
@@ -30,10 +31,11 @@ class Slot(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An episode that an environment could not play to its end."""
+    """An episode that an environment could not play to its end: why in a few words, and the traceback."""
 
     number: int
     error: str
+    trace: str = ""
 
 
 class Usage(NamedTuple):
@@ -56,16 +58,16 @@ class Look:
 
     def __init__(self, decided: Callable[[bool], None]) -> None:
         self._decided = decided
-        self._steps, self._idle, self._waits = 0, 0.0, 0
+        self._steps, self._waited = 0, 0.0
 
     def over(self, before: Usage, after: Usage) -> bool:
         """Count a step; return whether enough of them were seen."""
         if self._steps < LOOKED_AT:
             self._steps += 1
-            self._idle += (after.wall - before.wall) - (after.cpu - before.cpu)
-            self._waits += after.waits > before.waits
+            if after.waits > before.waits:
+                self._waited += (after.wall - before.wall) - (after.cpu - before.cpu)
             if self._steps == LOOKED_AT:
-                self._decided(self._waits > LOOKED_AT / 2 and self._idle / LOOKED_AT > WORTH_A_THREAD)
+                self._decided(self._waited / LOOKED_AT > WORTH_A_THREAD)
         return self._steps >= LOOKED_AT
 
 
@@ -132,17 +134,18 @@ class Player:
             pass
         return episode
 
-    def fail(self, slot: Slot, error: Exception) -> Failure:
+    def fail(self, slot: Slot, error: BaseException) -> Failure:
         """The environment raised: it is made anew. Whoever asked decides what becomes of the episode."""
         try:
             self.env.close()
         except Exception:  # it is given up anyway
             pass
+        text, trace = repr(error), "".join(traceback.format_exception(error))
         try:
             self.env = self._make_env()
-        except Exception:  # the next episode fails with what the broken one raises
-            pass
-        return Failure(slot.number, repr(error))
+        except Exception as again:  # the next episode fails with what the broken one raises
+            text += f", and the environment cannot be made anew: {again!r}"
+        return Failure(slot.number, text, trace)
 
     def close(self) -> None:
         """End the environment."""

@@ -5,15 +5,22 @@ While a round waits for its last episodes, free environments play those of the n
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lzero_async.backends import Worker
 from lzero_async.calls import CallStop, listen, stopped
+from lzero_async.errors import Stopped
 from lzero_async.parcels import Parcel
 from lzero_async.types import BackgroundContext, CollectContext, Snapshot, StopSignal
+from zoo.episode_ppo.parallel_env_async import HAND_OVER
 from zoo.episode_ppo.playing import Failure, Slot
-from zoo.episode_ppo.rounds import Pool, Round
+from zoo.episode_ppo.rounds import Pool, Progress, Round
+
+AHEAD = 2 * HAND_OVER  # seconds of playing that a worker is given at a time where environments take turns
+LEAST_ROOM = 2  # one episode to play, and one for while the first is handed over
 
 
 class EpisodePool(Pool):
@@ -22,12 +29,11 @@ class EpisodePool(Pool):
     `play` is called by collector threads and waits for a whole round; `drive` is the background role of one worker.
     """
 
-    def __init__(
-        self, workers: Sequence[Worker], shares: Sequence[int], on_progress: Callable[[Round], None] | None = None
-    ) -> None:
+    def __init__(self, workers: Sequence[Worker], shares: Sequence[int], on_progress: Progress | None = None) -> None:
         super().__init__(workers, shares, on_progress)
         self._pending: deque[Slot] = deque()
         self._playing: list[dict[int, Slot]] = [{} for _ in workers]
+        self._room = list(shares)  # episodes that each worker may have
         self._known: list[set[int]] = [set() for _ in workers]  # versions whose weights each worker has
         self._calls: list[CallStop | None] = [None] * len(self.workers)  # what ends the wait of each worker's call
 
@@ -74,6 +80,10 @@ class EpisodePool(Pool):
         unlisten = listen(context.stop, call.set)
         try:
             found = worker.call("play", *order, stop=call)
+        except Exception as error:
+            if not isinstance(error, Stopped):
+                worker.kill()  # what it has of its episodes cannot be known; the next pass makes it anew
+            raise
         finally:
             unlisten()
             with self._changed:
@@ -118,7 +128,17 @@ class EpisodePool(Pool):
         return oldest
 
     def _free(self, place: int) -> int:
-        return self.shares[place] - len(self._playing[place])
+        return max(0, self._room[place] - len(self._playing[place]))
+
+    def _look_at_pace(self, place: int, meta: Mapping[str, Any]) -> None:
+        """Under the lock: a worker whose environments take turns gets only what it plays in a moment, and no long queue that
+        others could play from."""
+        share, episodes = self.shares[place], len(meta["numbers"])
+        if meta["at_once"] >= share:
+            self._room[place] = share
+        elif episodes:
+            ahead = math.ceil(AHEAD / max(meta["seconds"] / episodes, 1e-9))
+            self._room[place] = min(share, max(LEAST_ROOM, ahead))
 
     def _take(self, place: int, number: int, parcel: Parcel, failures: Sequence[Failure]) -> None:
         """Episodes of one round came back."""
@@ -126,13 +146,14 @@ class EpisodePool(Pool):
             wanted = self._rounds.get(number)
             for ended in parcel.meta["numbers"]:
                 self._playing[place].pop(ended, None)
-            self._count(place, wanted, parcel)
+            done = self._count(place, wanted, parcel)
+            self._look_at_pace(place, parcel.meta)
             for failure in failures:
                 slot = self._playing[place].pop(failure.number, None)
                 if self._again(wanted, place, failure) and slot is not None:
                     self._pending.appendleft(slot)
             self._changed.notify_all()
-        self._tell(wanted)
+        self._tell(wanted, done)
 
     def _bring_back(self, place: int) -> None:
         """A worker died: its episodes are played again, from the start, by whoever is free."""

@@ -160,14 +160,12 @@ class PPO:
                 f"the episodes have observations of {found[0]} numbers and actions of the shape {found[1]} and type "
                 f"{record['action'].dtype}, which do not fit {self.spaces}."
             )
+        steps_of = np.repeat(np.arange(len(record["length"])), record["length"])
         for name in ("obs", "action", "log_prob", "reward"):
-            finite = np.isfinite(record[name]).reshape(len(record["reward"]), -1).all(1)
-            if not finite.all():
-                index = int(np.searchsorted(np.cumsum(record["length"]), int(finite.argmin()), "right"))
-                raise LzeroAsyncError(
-                    f"the {name} of episode {record['number'][index]} (worker {record['worker'][index]}) is not finite; "
-                    "look for the cause in the environment."
-                )
+            _check_finite(name, record[name], steps_of, record)
+        # What is behind a terminal state has no value, so it may be anything.
+        last = np.where(record["terminated"][:, None], np.float32(0), record["last_obs"])
+        _check_finite("last_obs", last, np.arange(len(last)), record)
 
     def _minibatches(self, count: int) -> tuple[Tensor, ...]:
         """All rows in a new order, in parts of nearly equal size of about `minibatch_size`."""
@@ -256,3 +254,14 @@ def _checked(spaces: Spaces) -> Spaces:
     one_of("kind", spaces.kind, KINDS)
     whole_number("action_size", spaces.action_size, 1)
     return spaces
+
+
+def _check_finite(name: str, values: np.ndarray, owners: np.ndarray, record: Mapping[str, np.ndarray]) -> None:
+    """LzeroAsyncError, with the episode that it belongs to (`owners`), if a row is not finite."""
+    finite = np.isfinite(values).reshape(len(values), -1).all(1)
+    if not finite.all():
+        index = owners[finite.argmin()]
+        raise LzeroAsyncError(
+            f"the {name} of episode {record['number'][index]} (worker {record['worker'][index]}) is not finite; "
+            "look for the cause in the environment."
+        )

@@ -31,7 +31,7 @@ def make_evaluator(options: Any, num_envs: int, emit: Emit) -> Any:
     """The evaluator."""
     from zoo.episode_ppo.evaluating import EvaluatorRole
 
-    return EvaluatorRole(env_factory(options, waits=False), num_envs, options.seed, emit)
+    return EvaluatorRole(env_factory(options, waits=False), num_envs, options.seed, emit, options.max_episode_steps)
 
 
 def make_learner(options: Any, spaces: Sequence[Any], emit: Emit) -> Any:

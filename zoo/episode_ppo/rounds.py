@@ -36,12 +36,15 @@ class Round:
         self.missing = count
         self.failures: dict[int, int] = {}
         self.error: Exception | None = None
-        self.begun = time.monotonic()
+        self.begun = self.said = time.monotonic()  # `said`: when something was last said about it
 
     @property
     def steps(self) -> int:
         """Environment steps of the episodes that are back."""
         return sum(sum(parcel.meta["lengths"]) for parcel in self.parcels)
+
+
+Progress = Callable[[Round, int], None]
 
 
 class PoolStatistics(NamedTuple):
@@ -50,7 +53,7 @@ class PoolStatistics(NamedTuple):
     started: int  # episodes that were given a number
     complete: int  # episodes of rounds that are whole
     abandoned: int  # episodes of rounds that were given up: a stop, or a failure that could not be mended
-    failed: int  # times that an episode was broken off by its environment or its process, and had to be begun again
+    failed: int  # times that an episode had to be given out again, because its environment or its process failed
     steps: int
     busy_seconds: float  # that environments spent in their episodes
     at_once: int  # environments that play at the same time: all, or of those that compute, one in each worker
@@ -59,11 +62,10 @@ class PoolStatistics(NamedTuple):
 
 
 class Pool(ABC):
-    """Workers with environments, `shares` of them each, that play rounds. `on_progress` is called as episodes come back."""
+    """Workers with environments, `shares` of them each, that play rounds. `on_progress(round, done)` is called as episodes come
+    back, by whoever got them; one of these calls has all of them."""
 
-    def __init__(
-        self, workers: Sequence[Worker], shares: Sequence[int], on_progress: Callable[[Round], None] | None = None
-    ) -> None:
+    def __init__(self, workers: Sequence[Worker], shares: Sequence[int], on_progress: Progress | None = None) -> None:
         self.workers, self.shares = list(workers), list(shares)
         self._changed = threading.Condition()
         self._rounds: dict[int, Round] = {}
@@ -73,6 +75,7 @@ class Pool(ABC):
         self._at_once = list(shares)
         self._recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
         self._on_progress = on_progress
+        self._traced: set[str] = set()
 
     @abstractmethod
     def play(self, context: CollectContext, count: int) -> Round:
@@ -94,31 +97,39 @@ class Pool(ABC):
         else:
             self._complete += wanted.count
 
-    def _count(self, place: int, wanted: Round | None, parcel: Parcel) -> None:
-        """Under the lock: episodes came back from a worker; `wanted` is None if their round was given up meanwhile."""
+    def _count(self, place: int, wanted: Round | None, parcel: Parcel) -> int:
+        """Under the lock: episodes came back from a worker; `wanted` is None if their round was given up meanwhile. How many of
+        the round are back, or 0 if none came."""
         meta = parcel.meta
         self._at_once[place] = meta["at_once"]
         self._steps += sum(meta["lengths"])
         self._busy_seconds += meta["seconds"]
         self._recent.extend(zip(meta["returns"], meta["lengths"], strict=True))
-        if wanted is not None and meta["numbers"]:
-            wanted.parcels.append(parcel)
-            wanted.missing -= len(meta["numbers"])
+        if wanted is None or not meta["numbers"]:
+            return 0
+        wanted.parcels.append(parcel)
+        wanted.missing -= len(meta["numbers"])
+        return wanted.count - wanted.missing
 
     def _again(self, wanted: Round | None, worker: int, failure: Failure) -> bool:
         """Under the lock: whether an episode that an environment failed in is to be played again; not too often."""
         self._failed += 1
-        log.warning("episode %d failed in worker %d: %s", failure.number, worker, failure.error)
+        trace = "" if failure.error in self._traced else f"\n{failure.trace}"  # one of each kind is enough to read
+        self._traced.add(failure.error)
+        log.warning("episode %d failed in worker %d: %s%s", failure.number, worker, failure.error, trace)
         if wanted is None:
             return False
         times = wanted.failures[failure.number] = wanted.failures.get(failure.number, 0) + 1
         if times > MAX_FAILURES:
-            wanted.error = LzeroAsyncError(f"Episode {failure.number} failed {times} times: {failure.error}")
+            wanted.error = LzeroAsyncError(
+                f"Episode {failure.number} failed {times} times: {failure.error}; its traceback is in the log."
+            )
         return times <= MAX_FAILURES
 
-    def _tell(self, wanted: Round | None) -> None:
-        if wanted is not None and self._on_progress is not None:
-            self._on_progress(wanted)
+    def _tell(self, wanted: Round | None, done: int) -> None:
+        """Outside of the lock: so many episodes of the round were back."""
+        if wanted is not None and done and self._on_progress is not None:
+            self._on_progress(wanted, done)
 
     def statistics(self) -> PoolStatistics:
         """A snapshot of the counts."""

@@ -21,9 +21,9 @@ from zoo.episode_ppo.episode import Episode
 from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.parallel_env_async import Ended, Policies, by_round
 from zoo.episode_ppo.playing import MAX_STEPS, Failure, Look, Player, Slot
-from zoo.episode_ppo.rounds import Pool, Round
+from zoo.episode_ppo.rounds import Pool, Progress, Round
 
-HAND_OVER = 0.1  # seconds after which a worker that plays alone returns what has ended
+RETURN_AFTER = 0.1  # seconds after which a worker that plays alone returns what has ended
 
 
 class StepEnvs:
@@ -80,7 +80,7 @@ class StepEnvs:
         self._queue.extend(Slot(*slot) for slot in slots)
         ended = self._step_all()
         while alone and (self._queue or any(self._slots)) and not (stop is not None and stop.is_set()):
-            if ended and time.monotonic() - begun > HAND_OVER:
+            if ended and time.monotonic() - begun > RETURN_AFTER:
                 break
             ended += self._step_all()
         return by_round(ended, 1 if self._threads is None else len(self._players))
@@ -128,9 +128,7 @@ class StepEnvs:
 class BarrierPool(Pool):
     """Plays one round at a time with workers (`StepEnvs`) that step together; a collector's thread does all of it."""
 
-    def __init__(
-        self, workers: Sequence[Worker], shares: Sequence[int], on_progress: Callable[[Round], None] | None = None
-    ) -> None:
+    def __init__(self, workers: Sequence[Worker], shares: Sequence[int], on_progress: Progress | None = None) -> None:
         super().__init__(workers, shares, on_progress)
         self._threads = ThreadPoolExecutor(len(self.workers)) if len(self.workers) > 1 else None
 
@@ -185,9 +183,9 @@ class BarrierPool(Pool):
         with self._changed:
             for ended in parcel.meta["numbers"]:
                 del playing[ended]
-            self._count(place, wanted, parcel)
+            done = self._count(place, wanted, parcel)
             failed = [(playing.pop(failure.number), self._again(wanted, place, failure)) for failure in failures]
-        self._tell(wanted)
+        self._tell(wanted, done)
         return [slot for slot, again in failed if again]
 
     def bring_back(self) -> None:

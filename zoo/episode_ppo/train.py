@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    # In place of this file's folder: its modules are not meant by --env module:factory, those of the user's folder are.
+    sys.path[:1] = [str(Path(__file__).resolve().parents[2]), str(Path.cwd())]
 
 from lzero_async.application import carry_through
 from lzero_async.errors import ConfigError
@@ -38,7 +39,7 @@ from lzero_async.run_folder import (
     write_json,
 )
 from zoo.episode_ppo.factories import describe, parse_env_args
-from zoo.episode_ppo.options import TABLE, build_options, rounds_at_once
+from zoo.episode_ppo.options import ASYNC, TABLE, build_options, rounds_at_once
 
 ENDS = {"max_train": "total_episodes", "max_collect": "total_episodes", "eval_target": "target_return"}
 
@@ -105,7 +106,8 @@ def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any]
     if at_once < options.n_envs:
         print(
             f"note: only {at_once} episodes are open at once, so {options.n_envs - at_once} of {options.n_envs} environments "
-            "have nothing to do; raise --episodes_per_update or --off_policy_degree, or lower --n_envs."
+            f"have nothing to do; raise --episodes_per_update{' or --off_policy_degree' * (options.collector == ASYNC)}, or "
+            "lower --n_envs."
         )
     trainer = Trainer(options, folder, spaces)
 

@@ -6,7 +6,6 @@ This process only coordinates; weights and episodes pass through it as parcels t
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any, Final
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
-from lzero_async.application import ScoredApplication
+from lzero_async.application import ScoredApplication, thread_limit
 from lzero_async.errors import ConfigError
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
@@ -31,7 +30,6 @@ from zoo.episode_ppo.rounds import Pool, Round
 from zoo.episode_ppo.saving import check_same_run
 from zoo.episode_ppo.step_barrier import BarrierPool
 
-THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
 COUNTERS: Final = ("episodes", "steps", "updates")  # trained on, and gradient steps
 SAY_EVERY: Final = 1.0  # seconds between two lines about the same round
@@ -58,20 +56,11 @@ class Trainer(ScoredApplication):
         self.queue = QueueUse()
         self.spaces = spaces
         self._learner_seconds = 0.0
-        self._episodes_before = self._steps_before = 0
+        self._episodes_before = self._steps_before = self._trained_before = 0
         self._busy_before = 0.0
         self._used: UtilisationSample | None = None  # of the whole run
         self._wall: float | None = None  # seconds of the run, once it is over
-        self._saying = threading.Lock()
-        self._said: dict[int, float] = {}  # when something was last said of a round that is open
-        try:
-            self._build()
-        except BaseException as error:
-            try:
-                self.close()
-            except Exception as late:  # the first error is the one to show
-                log.error("while closing after %r: %r", error, late)
-            raise
+        self._build_or_close(self._build)
 
     def _build(self) -> None:
         """Start every role; they are made at the same time, each in its own place. Then wait for them."""
@@ -112,7 +101,7 @@ class Trainer(ScoredApplication):
         return self.backend.start(
             name,
             factory,
-            environment=dict.fromkeys(THREAD_VARIABLES, str(threads)),
+            environment=thread_limit(threads),
             output=str(self.folder / f"{name.replace(' ', '-')}.out"),
         )
 
@@ -125,19 +114,15 @@ class Trainer(ScoredApplication):
         """One round of episodes."""
         return self.pool.play(context, self.options.episodes_per_update).parcels
 
-    def _arrived(self, wanted: Round) -> None:
-        """Episodes of a round came back: say so, now and then, and always when it is whole."""
-        now, done = time.monotonic(), wanted.count - wanted.missing
+    def _arrived(self, wanted: Round, done: int) -> None:
+        """So many episodes of a round are back: say so, now and then, and when it is whole."""
+        now = time.monotonic()
         seconds = max(now - wanted.begun, 1e-9)
-        with self._saying:
-            if not wanted.missing:
-                self._said.pop(wanted.number, None)
-                self.progress.note(f"Collected {done} episodes in {seconds:.1f}s ({done / seconds:.1f} eps/sec)")
-                return
-            said = self._said.setdefault(wanted.number, wanted.begun)
-            if now - said >= SAY_EVERY and done >= wanted.count // 10:
-                self._said[wanted.number] = now
-                self.progress.note(f"{done}/{wanted.count} episodes ({done / seconds:.1f} eps/sec)")
+        if done == wanted.count:
+            self.progress.note(f"Collected {done} episodes in {seconds:.1f}s ({done / seconds:.1f} eps/sec)")
+        elif now - wanted.said >= SAY_EVERY and done >= wanted.count // 10:
+            wanted.said = now
+            self.progress.note(f"{done}/{wanted.count} episodes ({done / seconds:.1f} eps/sec)")
 
     def train(self, batch: Batch) -> TrainReport:
         """Have the learner train on a round, and record what came of it."""
@@ -188,7 +173,7 @@ class Trainer(ScoredApplication):
         """Train until a limit is reached; save the last and the best checkpoint on the way."""
         options = self.options
         self._started, use = time.monotonic(), Utilisation()
-        before = self.pool.statistics()
+        before, self._trained_before = self.pool.statistics(), self.counters["episodes"]
         self._episodes_before, self._steps_before, self._busy_before = (
             before.complete,
             before.steps,
@@ -320,9 +305,8 @@ class Trainer(ScoredApplication):
         options, done = self.options, []
         if options.max_seconds:
             done.append(gone / options.max_seconds)
-        if options.total_episodes and episodes > self._episodes_before:
-            whole = max(1, options.total_episodes - self._episodes_before)
-            done.append((episodes - self._episodes_before) / whole)
+        if options.total_episodes and episodes > self._trained_before:
+            done.append((episodes - self._trained_before) / max(1, options.total_episodes - self._trained_before))
         return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
 
     # -- saving and resuming -------------------------------------------------------------------------------------------

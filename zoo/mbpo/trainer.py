@@ -16,7 +16,7 @@ from typing import Any, Final
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
-from lzero_async.application import ScoredApplication
+from lzero_async.application import ScoredApplication, thread_limit
 from lzero_async.errors import ConfigError
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
@@ -29,7 +29,6 @@ from zoo.mbpo.roles import make_role
 from zoo.mbpo.saving import check_same_run
 from zoo.mbpo.sources import EnvSource, GymSource
 
-THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
 COUNTERS: Final = ("real_data", "model_data", "agent_updates", "dynamics_updates")
 SCALARS: Final = (
@@ -62,14 +61,7 @@ class Trainer(ScoredApplication):
         self._since_last = Utilisation()
         self._used: UtilisationSample | None = None  # of the whole run
         self.source = source or GymSource(options)
-        try:
-            self._build()
-        except BaseException as error:
-            try:
-                self.close()
-            except Exception as late:  # the first error is the one to show
-                log.error("while closing after %r: %r", error, late)
-            raise
+        self._build_or_close(self._build)
 
     def _build(self) -> None:
         """Start every role; they are made at the same time, each in its own place. Then wait for them."""
@@ -81,7 +73,7 @@ class Trainer(ScoredApplication):
             self.source,
             num_envs=options.num_envs,
             random_steps=options.random_steps,
-            environment=dict.fromkeys(THREAD_VARIABLES, "1"),
+            environment=thread_limit(1),
             output=self._output_of,
             on_event=self._told,
             **self._collecting(),
@@ -125,12 +117,11 @@ class Trainer(ScoredApplication):
         return str(self.folder / f"{name.replace(' ', '-')}.out")
 
     def _start(self, name: str, factory: Callable[..., Any], *, threads: int | None = None) -> Worker:
-        number = str(threads or self._threads() or 1)
         return self.backend.start(
             name,
             factory,
             on_event=self._told,
-            environment=dict.fromkeys(THREAD_VARIABLES, number),
+            environment=thread_limit(threads or self._threads() or 1),
             output=self._output_of(name),
         )
 

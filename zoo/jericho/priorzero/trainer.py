@@ -18,13 +18,13 @@ import numpy as np
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
-from lzero_async.application import Application
+from lzero_async.application import Application, thread_limit
 from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
 from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
-from lzero_async.utilisation import Utilisation, UtilisationSample
+from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
 from zoo.jericho.priorzero.options import (
@@ -37,7 +37,6 @@ from zoo.jericho.priorzero.options import (
 from zoo.jericho.priorzero.parts import Parts
 
 KEPT_VERSIONS = 1_000
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 log = logging.getLogger(__name__)
 
 # A resumed run keeps these; all other options may change.
@@ -73,6 +72,7 @@ class PriorZero(Application):
         self._rates = {"collect": 0.0, "train": 0.0}
         self._stored = 0  # transitions in the replay buffer
         self._used: UtilisationSample | None = None  # of the machine, by the last run
+        self.queue = QueueUse()
         self._reuse: dict[tuple[str, str], dict[str, Any]] = {}  # the last report of each role in each of its processes
         self._started = time.monotonic()
         self._steps_before = self._trains_before = 0
@@ -118,7 +118,7 @@ class PriorZero(Application):
                 name,
                 factory,
                 on_event=self._told,
-                environment=dict.fromkeys(THREAD_VARIABLES, str(threads)),
+                environment=thread_limit(threads),
                 output=str(self.folder / f"{name.replace(' ', '-')}.out"),
             )
 
@@ -174,6 +174,7 @@ class PriorZero(Application):
 
     def train(self, batch: Batch) -> TrainReport:
         """Have the learner store the batch and make the updates owed for it."""
+        self.queue.look(self.coordinator.shell.gate)
         meta = batch.data.meta
         done = self.learner.call("train", batch.id, batch.version, batch.data)
         self.env_steps += meta["steps"]
@@ -365,10 +366,9 @@ class PriorZero(Application):
     def utilisation(self) -> dict[str, float | None]:
         """Use of queue, buffer, CPU and GPU over the whole run, 0 to 1, and the run's own CPU seconds; None where there is
         none."""
-        seen, statistics = self._used, self.coordinator.get_statistics()
-        degree = statistics["off_policy_degree"]
+        seen = self._used
         return {
-            "queue": statistics["mean_lag"] / degree if degree else None,
+            "queue": self.queue.mean,
             "buffer": self._stored / self.options.policy_config.replay_buffer_size,
             "cpu": None if seen is None else seen.cpu,
             "gpu": None if seen is None else seen.gpu,
