@@ -287,7 +287,7 @@ def test_environments_in_turn_get_no_long_queue_that_others_could_play_from() ->
     pool = EpisodePool([object(), object()], [50, 50])  # type: ignore[list-item]
     pool._deal(Snapshot(0, Parcel(weights_of(0))), 200)
     assert [pool._free(place) for place in range(2)] == [50, 50]
-    for seconds, episodes, at_once, room in ((1.0, 10, 1, 2), (0.1, 10, 1, 4), (0.001, 10, 1, 50), (9.0, 3, 50, 50)):
+    for seconds, episodes, at_once, room in ((1.0, 10, 1, 2), (0.1, 10, 1, 4), (1e-6, 10, 1, 100), (9.0, 3, 50, 50)):
         pool._look_at_pace(0, {"numbers": list(range(episodes)), "seconds": seconds, "at_once": at_once})
         assert pool._free(0) == room
     assert pool._free(1) == 50

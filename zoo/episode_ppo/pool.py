@@ -20,7 +20,7 @@ from zoo.episode_ppo.playing import Failure, Slot
 from zoo.episode_ppo.rounds import Pool, Progress, Round
 
 AHEAD = 2 * HAND_OVER  # seconds of playing that a worker is given at a time where environments take turns
-LEAST_ROOM = 2  # one episode to play, and one for while the first is handed over
+LEAST_ROOM, MOST_ROOM = 2, 100  # at least one episode to play, and one for while the first is handed over
 
 
 class EpisodePool(Pool):
@@ -131,14 +131,14 @@ class EpisodePool(Pool):
         return max(0, self._room[place] - len(self._playing[place]))
 
     def _look_at_pace(self, place: int, meta: Mapping[str, Any]) -> None:
-        """Under the lock: a worker whose environments take turns gets only what it plays in a moment, and no long queue that
-        others could play from."""
+        """Under the lock: a worker whose environments take turns gets what it plays in a moment, however many it has: so much
+        that it need not ask after every episode, and no long queue that others could play from."""
         share, episodes = self.shares[place], len(meta["numbers"])
         if meta["at_once"] >= share:
             self._room[place] = share
         elif episodes:
-            ahead = math.ceil(AHEAD / max(meta["seconds"] / episodes, 1e-9))
-            self._room[place] = min(share, max(LEAST_ROOM, ahead))
+            ahead = math.ceil(AHEAD * episodes / max(meta["seconds"], 1e-9))
+            self._room[place] = min(MOST_ROOM, max(LEAST_ROOM, ahead))
 
     def _take(self, place: int, number: int, parcel: Parcel, failures: Sequence[Failure]) -> None:
         """Episodes of one round came back."""
