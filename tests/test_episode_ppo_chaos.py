@@ -93,7 +93,7 @@ def test_a_killed_worker_costs_no_episode(tmp_path: Path, strike: Any) -> None:
     assert all(numbers == list(range(numbers[0], numbers[0] + COUNT)) for numbers in trained)
     pool = statistics["environments"]
     assert (pool["started"], pool["complete"], pool["abandoned"]) == (COUNT * UPDATES, COUNT * UPDATES, 0)
-    assert 2 <= pool["failed"] <= 2 * 2  # those that were played in there; a worker has two environments
+    assert 2 <= pool["failed"] <= COUNT * UPDATES  # those that were played or waited in there
     assert statistics["coordinator"]["failed"] == 0
     assert_account_closes(tmp_path / "run")
 

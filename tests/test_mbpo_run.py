@@ -168,7 +168,7 @@ def test_a_run_writes_what_it_says(straight: dict[str, Run], trainer: str) -> No
         assert place in run.said
     for name in ("queue", "buffer", "cpu", "gpu"):
         assert re.search(rf"^{name} .*%", run.said, re.M)
-    assert set(results["utilisation"]) == {"queue", "buffer", "cpu", "gpu"}
+    assert set(results["utilisation"]) == {"queue", "buffer", "cpu", "gpu", "cpu_seconds"}
     assert set(results["busy"]) >= {"collectors", "learner"}
     assert all(0 <= share <= 1 for share in results["busy"].values())
     assert results["effective_samples_per_second"] > 0
