@@ -242,7 +242,9 @@ def bars() -> list[Bar]:
         part("growth in the warm-up, from 10,000 to 100,000 episodes (MB)", lambda f: f.gained),
         part("sums of the account that do not add up", lambda f: len(f.wrong), 0.0),
         part("violated rules of the gate", lambda f: len(f.violations), 0.0),
-        part("episodes trained on: distance from 200,000", lambda f: abs(f.account["trained"] - WARM_UP - EPISODES), 0.0),
+        part(
+            "episodes trained on: distance from 200,000", lambda f: abs(f.account["trained"] - WARM_UP - EPISODES), 0.0
+        ),
         *(
             part(f"episodes {name}", lambda f, name=name: f.account[name])
             for name in ("started", "in whole rounds", "left in line", "abandoned", "failed")
