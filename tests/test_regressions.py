@@ -220,13 +220,17 @@ def test_an_interrupted_run_gives_back_what_it_held() -> None:
     async def quick(context: CollectContext) -> None:
         return None
 
-    for degree in (0, 1):
-        coordinator = AsyncTrainingCoordinator(degree)
-        with pytest.raises(KeyboardInterrupt):
-            coordinator.run(collect, lambda b: None, **quiet)
-        assert coordinator.run(quick, lambda b: None, max_train=1, max_seconds=5, **quiet).reason == "max_train"
-        assert not coordinator.shell.gate.violations()
-        coordinator.close()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        for degree in (0, 1):
+            coordinator = AsyncTrainingCoordinator(degree)
+            with pytest.raises(KeyboardInterrupt):
+                coordinator.run(collect, lambda b: None, **quiet)
+            assert coordinator.run(quick, lambda b: None, max_train=1, max_seconds=5, **quiet).reason == "max_train"
+            assert not coordinator.shell.gate.violations()
+            coordinator.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_time_outs_and_stops_of_other_objects_are_failures_of_the_stage() -> None:
