@@ -100,7 +100,6 @@ def _run(request: Request, folder: Path, made: _Made, heading: str) -> tuple[int
 
 def _show(request: Request, out: Path, found: Comparison, made: _Made) -> None:
     text = as_text(found)
-    print(f"\n{text}\n", flush=True)
     places = {"text": out / "compare.txt", "JSON": request.json or out / "compare.json"}
     for path in places.values():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +108,7 @@ def _show(request: Request, out: Path, found: Comparison, made: _Made) -> None:
     picture = request.png or out / "compare.png"
     if _draw(found, picture):
         places["picture"] = picture
+    print(f"\n{text}\n")  # last: whoever reads it may close the pipe early
     print(", ".join(f"{name}: {path}" for name, path in places.items()))
 
 
