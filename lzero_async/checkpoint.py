@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,6 +56,19 @@ def save(path: Path, state: Mapping[str, Any], kind: CheckpointKind) -> None:
                 "--exp_name. The checkpoint written before it is still there."
             ) from error
         raise
+
+
+@contextmanager
+def fitting(path: str | Path) -> Iterator[None]:
+    """While a checkpoint's content is taken over: what one of another shape raises becomes a ConfigError in one sentence."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # a ConfigError is a ValueError, too
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        first = (str(error).splitlines() or [""])[0].rstrip(".")
+        raise ConfigError(
+            f"The checkpoint {path} does not fit this program ({kind}{first}); resume from another one."
+        ) from error
 
 
 def check_same_run(

@@ -67,6 +67,20 @@ def find_checkpoint(resume: str | None, exp_name: str) -> Path | None:
     return saved
 
 
+def find_run(
+    resume: str | None, changes: dict[str, Any], exp_name: str, load: Callable[[Path], dict[str, Any]]
+) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checkpoint that --resume means and what `load` reads of it; None without one. `changes` get its run's folder as their
+    exp_name, unless they have one; `exp_name` is the default."""
+    saved = find_checkpoint(resume, changes.get("exp_name", exp_name))
+    if saved is None:
+        return None, None
+    state = load(saved)
+    if (own := folder_of(saved)) is not None:
+        changes.setdefault("exp_name", str(own))
+    return saved, state
+
+
 def folder_of(saved: Path) -> Path | None:
     """The folder of the run that wrote a checkpoint, if the file still lies there."""
     return saved.parent.parent if saved.parent.name == LAST_CHECKPOINT.parent.name else None

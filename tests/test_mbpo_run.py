@@ -353,7 +353,7 @@ def test_a_checkpoint_whose_arrays_do_not_fit_is_one_sentence(
         more = ["--backend", "thread"] if trainer != "sync" else []
         assert main(["--resume", str(bad), "--exp_name", str(tmp_path / trainer), *more]) == 2
         said = capsys.readouterr().err
-        assert f"The checkpoint {bad} does not fit this run" in said
+        assert f"The checkpoint {bad} does not fit this program" in said
         assert "Traceback" not in said
 
 

@@ -91,17 +91,11 @@ class LearnerRole:
     def load(self, path: str) -> int:
         """Go on from a checkpoint; how many rounds wait in it (`waiting` hands them out)."""
         state = load_whole(path)
-        try:
+        with checkpoint.fitting(path):
             learner = state["learner"]
             self.agent.load_state_dict(learner["agent"])
             self.episodes, self.steps = int(learner["episodes"]), int(learner["steps"])
             self._waiting = list(state["waiting"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(
-                f"The checkpoint {path} does not fit this program ({error!r}); resume from another one."
-            ) from error
         return len(self._waiting)
 
     def waiting(self, place: int) -> list[Parcel]:

@@ -30,8 +30,7 @@ from lzero_async.options import device_of, make_parser
 from lzero_async.run_folder import (
     RESULTS,
     exit_code,
-    find_checkpoint,
-    folder_of,
+    find_run,
     free_folder,
     logging_to,
     say_folder,
@@ -40,6 +39,7 @@ from lzero_async.run_folder import (
 )
 from zoo.episode_ppo.factories import describe, parse_env_args
 from zoo.episode_ppo.options import ASYNC, TABLE, build_options, rounds_at_once
+from zoo.episode_ppo.saving import check_same_run, load_description
 
 ENDS = {"max_train": "total_episodes", "max_collect": "total_episodes", "eval_target": "target_return"}
 
@@ -68,14 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 def train(flags: argparse.Namespace) -> int:
     """Options, folder; then train, evaluate once more, and say where everything is."""
     changes = changes_of(flags)
-    saved = find_checkpoint(flags.resume, changes.get("exp_name", TABLE.options["exp_name"].default))
-    state: dict[str, Any] | None = None
-    if saved is not None:
-        from zoo.episode_ppo.saving import check_same_run, load_description
-
-        state = load_description(saved)
-        if (own := folder_of(saved)) is not None:
-            changes.setdefault("exp_name", str(own))
+    saved, state = find_run(flags.resume, changes, TABLE.options["exp_name"].default, load_description)
     options = build_options(changes, saved=None if state is None else state.get("options", {}))
     # What cannot be used is found before there is a folder.
     if saved is not None and state is not None:

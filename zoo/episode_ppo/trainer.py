@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
 from lzero_async.application import ScoredApplication, thread_limit
-from lzero_async.errors import ConfigError
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
@@ -326,7 +325,7 @@ class Trainer(ScoredApplication):
         `path`, its arrays left out. Rounds that were open then are played anew, with new numbers."""
         check_same_run(path, state, self.options)
         count = self.learner.call("load", str(path))
-        try:
+        with checkpoint.fitting(path):
             batches = [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             waiting = [[number for parcel in parcels for number in parcel.meta["numbers"]] for parcels in batches]
@@ -335,12 +334,6 @@ class Trainer(ScoredApplication):
             self.history = list(state["history"])
             self.counters = {name: int(state["counters"][name]) for name in COUNTERS}
             self._learner_seconds = float(state["learner_seconds"])
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(
-                f"The checkpoint {path} does not fit this program ({error!r}); resume from another one."
-            ) from error
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["episodes"])
         self._mark(version)

@@ -99,7 +99,7 @@ class _AgentRole:
     def load(self, path: str) -> int:
         """Go on from a checkpoint; how many batches wait in it (`waiting` hands them out)."""
         state = load_whole(path)
-        with _fitting(path):
+        with checkpoint.fitting(path):
             self._load(state)
             self._waiting = list(state["waiting"])
         return len(self._waiting)
@@ -261,7 +261,7 @@ class DynamicsRole:
     def load(self, path: str) -> dict[str, Any]:
         """Go on from a checkpoint; its report has the `weights`, None if there are none yet."""
         state = load_whole(path)
-        with _fitting(path):
+        with checkpoint.fitting(path):
             self._real.load_state_dict(state["learner"]["real"])
             _resize(self._real, self._options.real_buffer_size)
             other = state["other"]
@@ -340,7 +340,7 @@ class RolloutRole:
     def load(self, path: str) -> None:
         """Start from a checkpoint's real data."""
         state = load_whole(path)
-        with _fitting(path):
+        with checkpoint.fitting(path):
             self._real.load_state_dict(state["learner"]["real"])
             _resize(self._real, self._options.real_buffer_size)
 
@@ -364,23 +364,6 @@ class RolloutRole:
     def _act(self, obs: torch.Tensor) -> torch.Tensor:
         assert self._actor is not None
         return self._actor.act(obs, self._generator)
-
-
-class _fitting:  # noqa: N801  reads as a word: with _fitting(path)
-    """Turns what a checkpoint of another shape raises into one sentence."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, (KeyError, TypeError, ValueError, RuntimeError)):
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(
-                f"The checkpoint {self._path} does not fit this run ({first}); resume from another one."
-            ) from error
 
 
 def _most(usual: int, owed: Owed, steps: Sequence[int]) -> int:

@@ -29,8 +29,7 @@ from lzero_async.options import make_parser as plain_parser
 from lzero_async.run_folder import (
     RESULTS,
     exit_code,
-    find_checkpoint,
-    folder_of,
+    find_run,
     free_folder,
     logging_to,
     say_folder,
@@ -38,6 +37,7 @@ from lzero_async.run_folder import (
     write_json,
 )
 from zoo.mbpo.options import CONTINUOUS, OPTIONS, PRESETS, TABLE, build_options
+from zoo.mbpo.saving import check_same_run, load_description
 from zoo.mbpo.sources import GymSource
 
 ENDS = {"stop_fn": "max_steps", "max_collect": "max_steps", "eval_target": "target_return"}
@@ -76,15 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] | None = None) -> int:
     """Options, folder; then train, evaluate once more, and say where everything is."""
     changes = TABLE.changes(flags)
-    saved = find_checkpoint(flags.resume, changes.get("exp_name", OPTIONS["exp_name"].default))
-    state = None
-    if saved is not None:
-        from zoo.mbpo.saving import check_same_run, load_description
-
-        state = load_description(saved)
-        own = folder_of(saved)
-        if own is not None:
-            changes.setdefault("exp_name", str(own))
+    saved, state = find_run(flags.resume, changes, OPTIONS["exp_name"].default, load_description)
     options = build_options(changes, preset=flags.preset, saved=None if state is None else state.get("options", {}))
     # What cannot be used is found before there is a folder.
     if state is not None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
 from lzero_async.application import ScoredApplication, thread_limit
 from lzero_async.errors import ConfigError
 from lzero_async.options import device_of
@@ -392,7 +392,7 @@ class Trainer(ScoredApplication):
         check_same_run(path, state, self.options)
         count = self.learner.call("load", str(path))
         self._load_others(path)
-        try:
+        with checkpoint.fitting(path):
             batches = [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             self.collectors.load_state_dict(state["collectors"])
@@ -401,12 +401,6 @@ class Trainer(ScoredApplication):
             self._busy = {name: float(seconds) for name, seconds in state["busy"].items()}
             self.counters |= {name: int(state["counters"][name]) for name in COUNTERS}
             self._load_own(state.get("trainer") or {})
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(
-                f"The checkpoint {path} does not fit this program ({error!r}); resume from another one."
-            ) from error
         self._logged = self.counters["agent_updates"] // self.options.log_interval
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["real_data"])

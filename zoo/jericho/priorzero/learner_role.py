@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from lzero_async import checkpoint
-from lzero_async.errors import ConfigError
 from lzero_async.parcels import Parcel
 from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
 from zoo.jericho.priorzero.learner import Learner
@@ -88,17 +87,12 @@ class LearnerRole:
     def load(self, path: str) -> int:
         """Go on from a checkpoint; how many batches wait in it (`waiting` hands them out), or -1 if they were not saved."""
         state = checkpoint.load(Path(path), CHECKPOINT)
-        try:
+        with checkpoint.fitting(path):
             self.learner.load_state_dict(state["learner"])
             if "buffer" in state:
                 self.learner.load_buffer_state(state["buffer"])
             self._waiting = list(state["waiting"]) if "buffer" in state else []
             checkpoint.restore_random_state(state["random"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConfigError(
-                f"The checkpoint {path} does not fit this program ({first}); resume from another one."
-            ) from error
         self.learner.set_rates()
         return len(self._waiting) if "buffer" in state else -1
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
 from lzero_async.application import Application, thread_limit
 from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
@@ -404,7 +404,7 @@ class PriorZero(Application):
             )
         self._check_same_run(state, path)
         count = self.learner.call("load", str(path))
-        try:
+        with checkpoint.fitting(path):
             batches = None if count < 0 else [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             self.env_steps = int(state["env_steps"])
@@ -412,12 +412,6 @@ class PriorZero(Application):
             self.history, self._recent = list(state["history"]), list(state["recent"])
             for worker, number in enumerate(state["streams"][: len(self._streams)]):
                 self._streams[worker] = int(number)
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(
-                f"The checkpoint {path} does not fit this program ({error!r}); resume from another one."
-            ) from error
         self.updates = self.learner.call("ready")
         self._records.resume(self.coordinator.train_count, self.env_steps)
         self._trains_before = self.coordinator.train_count
