@@ -14,6 +14,7 @@ import pytest
 from lzero_async import checkpoint
 from lzero_async.errors import ConfigError
 from tests.episode_ppo_envs import SPEC
+from tests.sentences import assert_one_sentence
 from tests.test_episode_ppo_nasim import hide
 from zoo.episode_ppo import options as options_module
 from zoo.episode_ppo.options import FIXED, GROUPS, TABLE, build_options, rounds_at_once, shares_of
@@ -177,14 +178,6 @@ BAD_VALUES: dict[str, list[str]] = {
     "--resume": ["no checkpoint at", "run", "last.safetensors"],
     "--resume nowhere.safetensors": ["no checkpoint at nowhere.safetensors"],
 }
-
-
-def assert_one_sentence(said: str, words: list[str]) -> None:
-    lines = said.strip().splitlines()
-    assert len(lines) == 1, said
-    assert lines[0].startswith("error: ")
-    for word in words:
-        assert word in lines[0]
 
 
 @pytest.mark.parametrize("line", BAD_VALUES)

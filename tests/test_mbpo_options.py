@@ -14,6 +14,7 @@ import pytest
 
 from lzero_async import checkpoint
 from lzero_async.errors import ConfigError
+from tests.sentences import assert_one_sentence
 from zoo.mbpo import train_isaac_async
 from zoo.mbpo.options import (
     BATCH,
@@ -304,14 +305,6 @@ BAD_VALUES = {
     "--resume": ["no checkpoint at", "run", "last.safetensors"],
     "--resume nowhere.safetensors": ["no checkpoint at nowhere.safetensors"],
 }
-
-
-def assert_one_sentence(said: str, words: list[str]) -> None:
-    lines = said.strip().splitlines()
-    assert len(lines) == 1, said
-    assert lines[0].startswith("error: ")
-    for word in words:
-        assert word in lines[0]
 
 
 @pytest.mark.parametrize("line", BAD_VALUES)
