@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lzero_async.__main__ import main
-from lzero_async.compare import command, timeline
+from lzero_async.compare import command
 from lzero_async.compare.apps import APPS
 from lzero_async.compare.arguments import parse
 from lzero_async.compare.limit import CORES, format_limit, limit_of
@@ -24,7 +24,8 @@ from lzero_async.compare.numbers import format_others, format_rows, others_of, r
 from lzero_async.compare.recommend import Plan, Times, predict, recommend, spread_of
 from lzero_async.compare.report import as_text, compare_runs
 from lzero_async.compare.rounds import simulate_rounds
-from lzero_async.compare.runs import Run, Span, busy_seconds, load_run
+from lzero_async.run_files import Run, Span, busy_seconds, load_run
+from lzero_async.timeline import text as timeline
 from lzero_async.trace import TraceWriter
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -209,6 +209,8 @@ ORDER = [
     "application",
     "loop",
     "testing",
+    "run_files",
+    "timeline",
     "compare",
     "__main__",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lzero_async.compare.measured import Measured, busy_of, measure
-from lzero_async.compare.runs import Run
+from lzero_async.run_files import Run
 
 Words = tuple[str, ...]
 CONTINUOUS: Final = "continuous"

@@ -10,8 +10,8 @@ from pathlib import Path
 from lzero_async.compare.arguments import Request, parse, shown
 from lzero_async.compare.report import Comparison, as_json, as_text, compare_runs
 from lzero_async.compare.running import run_program
-from lzero_async.compare.runs import Run, load_run
 from lzero_async.errors import ConfigError
+from lzero_async.run_files import Run, load_run
 from lzero_async.run_folder import BAD_INPUT, exit_code, free_folder, write_json
 
 

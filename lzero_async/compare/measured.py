@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lzero_async.compare.runs import Run, busy_seconds, by_role
 from lzero_async.errors import ConfigError
+from lzero_async.run_files import Run, busy_seconds, by_role
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from lzero_async.compare.apps import CONTINUOUS, App, queue_of
 from lzero_async.compare.measured import Measured
 from lzero_async.compare.recommend import COLLECTORS, QUEUES, Choice, Plan, Times, spread_of
-from lzero_async.compare.runs import Run
+from lzero_async.run_files import Run
 
 STEPS: Final = (8, 16, 32, 64)  # of every environment in one collect
 EPISODES: Final = (1, 2, 4)  # of every environment in one collect

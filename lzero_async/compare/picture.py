@@ -7,17 +7,13 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from lzero_async.compare import timeline
 from lzero_async.compare.numbers import PAIR, ROLES_TARGET, UseRow
 from lzero_async.compare.report import Comparison
-from lzero_async.compare.runs import Run
+from lzero_async.timeline import text as timeline
+from lzero_async.timeline.picture import legend, rows_of_roles
 from lzero_async.utilisation import TARGETS
 
 COLOURS: Final = {"sync": "#bdc1c6", "async": "#7fb2dd"}
-UNFINISHED: Final = "collect failed"  # so the trace calls one that the end of the run cuts off, too
-SPANS: Final = {"collect": "#2a9d8f", UNFINISHED: "#a8d5cf", "train": "#e76f51", "replay": "#f4a261", "eval": "#8d6cab"}
-LABELS: Final = {UNFINISHED: "collect without result", "eval": "evaluation", "replay": "train on old data"}
-OTHER: Final = "#8ab17d"
 TARGET: Final = "#d9ead3"
 
 
@@ -34,7 +30,7 @@ def draw(found: Comparison, path: Path) -> None:
     _use(use, found.use)
     seconds = timeline.window(found.sync, found.asynchronous)
     for panel, (name, run, rows) in zip(panels, shown, strict=True):
-        _timeline(panel.subplots(1, 1), name, run, rows, seconds)
+        rows_of_roles(panel.subplots(1, 1), name, run, rows, seconds)
     figure.savefig(path, dpi=130)
 
 
@@ -74,7 +70,7 @@ def _rates(axis: Any, found: Comparison) -> None:
     axis.set_xlim(0, most * 1.1)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlabel("times the synchronous run")
-    _legend(axis)
+    legend(axis)
 
 
 def _use(axis: Any, rows: list[UseRow]) -> None:
@@ -91,32 +87,3 @@ def _use(axis: Any, rows: list[UseRow]) -> None:
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlabel("use, % (green: target; of collectors and learner one should reach it)")
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _timeline(axis: Any, name: str, run: Run, rows: list[Any], seconds: float) -> None:
-    start = timeline.start_of(run, seconds)
-    seen: dict[str, str] = {}
-    for place, (_, tracks) in enumerate(reversed(rows)):
-        for number, track in enumerate(tracks):
-            height = 0.8 / len(tracks)
-            for span in track:
-                left, right = max(span.start, start), min(span.end, start + seconds)
-                if right > left:
-                    colour = SPANS.get(span.name, OTHER)
-                    label = None if span.name in seen else LABELS.get(span.name, span.name)
-                    seen[span.name] = colour
-                    edge = "white" if right - left > seconds / 100 else colour  # white would hide a narrow one
-                    middle = place - 0.4 + (number + 0.5) * height
-                    axis.barh(middle, right - left, height, left=left, color=colour, ec=edge, lw=0.5, label=label)
-    axis.set_yticks(range(len(rows)), [role for role, _ in reversed(rows)])
-    axis.set_ylim(-0.6, len(rows) - 0.4)
-    axis.set_xlim(start, start + seconds)
-    axis.set_title(f"{name}: {seconds:.2f} s from its middle", loc="left", fontsize=10)
-    axis.set_xlabel("seconds of the run")
-    if seen:
-        _legend(axis)
-
-
-def _legend(axis: Any) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, frameon=False, fontsize=8)

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass, field
 from textwrap import fill
 from typing import Any, Final
 
-from lzero_async.compare import timeline
 from lzero_async.compare.apps import App, different
 from lzero_async.compare.limit import Limit, format_limit, limit_of
 from lzero_async.compare.measured import Measured
 from lzero_async.compare.models import Model, Pair, model_of
 from lzero_async.compare.numbers import Row, UseRow, format_others, format_rows, format_use, others_of, rows_of, use_of
 from lzero_async.compare.recommend import ENVIRONMENTS, Choice, predict, recommend
-from lzero_async.compare.runs import Run
 from lzero_async.progress import table
+from lzero_async.run_files import Run
+from lzero_async.timeline import text as timeline
 
 TEXT_WIDTH: Final = 120
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lzero_async.compare.runs import Run, Span, busy_seconds, by_role
+from lzero_async.run_files import Run, Span, busy_seconds, by_role
 
 WIDTH: Final = 60  # characters of a row, its name and share left out
 MOST_COLLECTORS: Final = 8  # rows; the others are shown as one

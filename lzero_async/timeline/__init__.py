@@ -1,0 +1,1 @@
+"""What the roles of a run did over time: as text, as a picture."""
