@@ -71,6 +71,7 @@ setup(
         "nasim": ["nasim==0.12.0", "gymnasium>=0.28,<1"],
         "ray": ["ray>=2.9"],
         "wandb": ["wandb>=0.16"],
+        "metrics": ["prometheus-client>=0.20"],
         "dev": [
             "pytest>=8",
             "pytest-timeout>=2.3",
