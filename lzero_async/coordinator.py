@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from lzero_async.activity import RoleActivity
 from lzero_async.adaptive import adaptive_degree, drift_of
 from lzero_async.clock import RealClock
 from lzero_async.config import (
@@ -208,7 +209,9 @@ class AsyncTrainingCoordinator:
             self._trace.locate(role, pid)
 
     def trace_span(self, role: str, name: str, start: float, end: float, **details: Any) -> None:
-        """Show work of a role of the application's own in the trace; times are of the coordinator's clock."""
+        """Show work of a role of the application's own in the trace and among the activities; times are of the coordinator's
+        clock."""
+        self.shell.activity.leave(role, start, end)
         if self._trace is not None:
             self._trace.span(role, name, start, end, **details)
 
@@ -316,6 +319,10 @@ class AsyncTrainingCoordinator:
         with self.shell.lock:
             return {**self.shell.recorder.snapshot(self.shell.gate), "evals_skipped": self.evaluator.skipped}
 
+    def get_activity(self) -> tuple[RoleActivity, ...]:
+        """What each role does now, and its seconds of work, of waiting for the gate and of neither; cheap, from any thread."""
+        return self.shell.activity.snapshot(self.clock.now())
+
     def print_statistics(self) -> None:
         """Print the statistics as a box."""
         print(format_box(self.get_statistics()), flush=True)
@@ -323,6 +330,7 @@ class AsyncTrainingCoordinator:
     def reset_counters(self) -> None:
         """Count from zero again. What waits, runs or is open goes on; versions do not change."""
         with self.shell.lock:
+            self.shell.activity.reset()
             self.shell.recorder.reset({name: getattr(self.shell.gate, name) for name in COUNTERS})
 
     def state_dict(self, *, with_batches: bool = False) -> dict[str, Any]:

@@ -165,6 +165,7 @@ class BackgroundEvaluator:
     def _evaluate(self, job: Job, runner: LoopRunner) -> tuple[EvalResult | None, BaseException | None]:
         clock, context = self._shell.clock, job.context
         start = clock.now()
+        self._shell.activity.enter(EVALUATOR, "eval", start)
         try:
             value = job.fn(context) if job.with_context else job.fn()
             if asyncio.iscoroutine(value):
@@ -178,7 +179,8 @@ class BackgroundEvaluator:
             return None, error
         finally:
             self._on_loop = self._future = None
-        end = clock.now()
+            end = clock.now()
+            self._shell.activity.leave(EVALUATOR, start, end)
         with self._shell.lock:
             self._shell.recorder.ran("eval", start, end)
         if self._trace is not None:

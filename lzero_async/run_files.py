@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from lzero_async.activity import rank
 from lzero_async.errors import ConfigError
 from lzero_async.trace import read_trace
 
@@ -106,10 +107,4 @@ def by_role(spans: Iterable[Span]) -> dict[str, list[Span]]:
     found: dict[str, list[Span]] = {}
     for span in spans:
         found.setdefault(span.role, []).append(span)
-    return {role: found[role] for role in sorted(found, key=_rank)}
-
-
-def _rank(role: str) -> tuple[int, int, str]:
-    word, _, number = role.rpartition(" ")
-    places = {"collector": 0, "learner": 1, "evaluator": 3}
-    return places.get(word or role, 2), int(number) if word and number.isdigit() else 0, role
+    return {role: found[role] for role in sorted(found, key=rank)}

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from lzero_async.activity import Activity
 from lzero_async.errors import CoordinatorClosed, GateTimeout, Stopped
 from lzero_async.gate import Gate, Ticket
 from lzero_async.stats import Recorder
@@ -44,6 +45,7 @@ class GateShell:
         self.gate = gate
         self.clock = clock
         self.recorder = Recorder()
+        self.activity = Activity()
         self.data: dict[int, Any] = {}
         self._lines: dict[str, deque[Parked]] = {kind: deque() for kind in ("collect", "commit", "train", "eval")}
         self._order = tuple(self._lines[kind] for kind in ("commit", "eval", "train", "collect"))

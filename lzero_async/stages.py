@@ -14,6 +14,7 @@ from functools import partial
 from types import CoroutineType, FunctionType
 from typing import Any
 
+from lzero_async.activity import WAITING
 from lzero_async.clock import RealClock
 from lzero_async.config import real_number
 from lzero_async.errors import ConfigError, Stopped
@@ -27,6 +28,7 @@ from lzero_async.weights import WeightStore
 class Stage:
     """One pass of one role through the gate."""
 
+    name = ""
     __slots__ = ("shell", "start", "ticket", "trace", "track", "weights")
 
     def __init__(self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None) -> None:
@@ -45,6 +47,14 @@ class Stage:
         """The stage may start."""
         self.ticket = ticket
         self.start = self.shell.clock.now()
+        self.began()
+
+    def began(self) -> None:
+        """Tell whoever looks on that the stage is at work."""
+        shell = self.shell
+        shell.activity.enter(self.track, self.name, self.start)
+        if self.trace is not None:
+            self.trace.counters(self.start, **_counters(shell))
 
     def context(self) -> Any:
         """What the function gets if it wants it."""
@@ -68,20 +78,35 @@ class Stage:
         end = self.shell.clock.now()
         if self.start < 0:  # interrupted before it began
             self.start = end
+        self.shell.activity.leave(self.track, self.start, end)
         if self.trace is not None:
             self.trace.span(self.track, f"{name} failed", self.start, end, version=self.ticket.version)
         return end
 
+    def waits(self, parked: Parked) -> None:
+        """A wait begins."""
+        self.shell.activity.enter(self.track, f"wait {parked.kind}", parked.since, WAITING)
+
+    def gave_up(self, parked: Parked) -> None:
+        """A wait was interrupted."""
+        self.shell.activity.leave(self.track, parked.since, self.shell.clock.now(), WAITING)
+        self.shell.withdraw(parked)
+
     def waited(self, parked: Parked) -> Ticket:
         """A wait is over: trace it, and return what was granted."""
+        end = self.shell.clock.now()
+        self.shell.activity.leave(self.track, parked.since, end, WAITING)
         if self.trace is not None:
-            self.trace.span(self.track, f"wait {parked.kind}", parked.since, self.shell.clock.now())
+            self.trace.span(self.track, f"wait {parked.kind}", parked.since, end)
+            if parked.kind == "commit":
+                self.trace.counters(end, **_counters(self.shell))
         return self.shell.served(parked)
 
 
 class CollectStage(Stage):
     """A collect: admitted with a ticket, committed as a batch."""
 
+    name = "collect"
     __slots__ = ("priority", "worker")
 
     def __init__(
@@ -98,8 +123,7 @@ class CollectStage(Stage):
         self.start = -1.0
         self.worker = worker
         self.priority = priority
-        if trace is not None:
-            self.track = collector(worker)
+        self.track = collector(worker)
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         return self.shell.request_collect(make_waiter)
@@ -109,11 +133,16 @@ class CollectStage(Stage):
         return CollectContext(self.worker, ticket.id, ticket.version, self.weights.latest(), self.shell)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
-        end = self.shell.clock.now()
-        if self.trace is not None:
-            self.trace.span(self.track, "collect", self.start, end, batch=self.ticket.id, version=self.ticket.version)
+        shell, ticket = self.shell, self.ticket
+        end = shell.clock.now()
         priority = self._ranked(result)
-        return self.shell.request_commit(self.ticket, result, self.start, end, make_waiter, priority)
+        shell.activity.leave(self.track, self.start, end)
+        if self.trace is not None:
+            self.trace.collect(self.track, self.start, end, ticket.id, ticket.version)
+        left = shell.request_commit(ticket, result, self.start, end, make_waiter, priority)
+        if self.trace is not None:
+            self.trace.counters(end, **_counters(shell))
+        return left
 
     def _ranked(self, result: Any) -> float:
         """The batch's priority, if there are priorities; a failure of the user's function is one of the collect."""
@@ -134,6 +163,7 @@ class CollectStage(Stage):
 class TrainStage(Stage):
     """A train of the oldest batch, or a replay; publishes the weights when they are due."""
 
+    name = "train"
     __slots__ = ("_after", "_before", "_get_weights", "_learner", "_retries")
 
     def __init__(
@@ -161,6 +191,7 @@ class TrainStage(Stage):
         if self._retries and self._learner is not None:
             self._before = copy.deepcopy(self._learner.state_dict())  # torch's state_dict holds references
         self.start = self.shell.clock.now()
+        self.began()
 
     def context(self) -> Batch:
         shell, ticket = self.shell, self.ticket
@@ -178,23 +209,23 @@ class TrainStage(Stage):
             if version - gate.published >= gate.publish_every:
                 if self._get_weights is not None:
                     self.weights.publish(self._get_weights(), version)
+                    if self.trace is not None:
+                        self.trace.published(end, shell.clock.now(), version)
                 published = True
         finally:
+            shell.activity.leave(LEARNER, self.start, shell.clock.now())
             shell.finish_train(self.start, end, published, self._after, result)
         if self.trace is not None:
-            if self.ticket is REPLAY:
-                self.trace.span(LEARNER, "replay", self.start, end, version=version)
-            else:
-                self.trace.span(
-                    LEARNER,
-                    "train",
-                    self.start,
-                    end,
-                    batch=self.ticket.id,
-                    version=version,
-                    staleness=version - 1 - self.ticket.version,
-                )
+            self._show(end, version)
+            self.trace.counters(shell.clock.now(), **_counters(shell))
         return None
+
+    def _show(self, end: float, version: int) -> None:
+        assert self.trace is not None
+        if self.ticket is REPLAY:
+            self.trace.span(LEARNER, "replay", self.start, end, version=version)
+        else:
+            self.trace.train(self.start, end, self.ticket.id, version, version - 1 - self.ticket.version)
 
     def fail(self, error: BaseException) -> None:
         end = self.failed_at("train")
@@ -217,6 +248,7 @@ class TrainStage(Stage):
 class EvalStage(Stage):
     """An evaluation in the learner's turn."""
 
+    name = "eval"
     __slots__ = ()
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
@@ -229,6 +261,7 @@ class EvalStage(Stage):
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
         end = self.shell.clock.now()
         self.shell.finish_eval(self.start, end, failed=False)
+        self.shell.activity.leave(LEARNER, self.start, end)
         if self.trace is not None:
             self.trace.span(LEARNER, "eval", self.start, end, version=self.ticket.version)
         return None
@@ -263,10 +296,11 @@ def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeo
 
 
 def _block(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
+    stage.waits(parked)
     try:
         parked.waiter.wait(timeout)
     except BaseException:
-        stage.shell.withdraw(parked)
+        stage.gave_up(parked)
         raise
     return stage.waited(parked)
 
@@ -303,19 +337,30 @@ async def run_awaitable(
 
 async def _pause(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
     assert isinstance(parked.waiter, FutureWaiter)
+    stage.waits(parked)
     try:
         await asyncio.wait((parked.waiter.future,), timeout=timeout)
     except GeneratorExit:  # the garbage collector ends a task whose loop is closed; whoever serves it finds that out
+        stage.shell.activity.leave(stage.track, parked.since, stage.shell.clock.now(), WAITING)
         raise
     except BaseException:
-        stage.shell.withdraw(parked)
+        stage.gave_up(parked)
         raise
     return stage.waited(parked)
+
+
+def _counters(shell: GateShell) -> dict[str, int]:
+    """What the trace counts, as it is now; nobody holds the lock for it, so each value is one of the last moment."""
+    gate = shell.gate
+    lag = len(gate.waiting)
+    queue = lag - (gate.running == "train")
+    return {"lag": lag, "queue": max(0, queue), "open_collects": len(gate.tickets), "degree": gate.degree}
 
 
 def _forget(stage: Stage) -> None:
     """Under the lock: the coroutine of this stage was thrown away."""
     gate = stage.shell.gate
+    stage.shell.activity.leave(stage.track, stage.start, stage.shell.clock.now())
     if isinstance(stage, CollectStage):
         if stage.ticket.id in gate.tickets:
             gate.abandon(stage.ticket.id)

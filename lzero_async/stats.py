@@ -10,6 +10,7 @@ from lzero_async.gate import Gate
 from lzero_async.types import TrainReport
 
 COUNTERS: Final = ("committed", "trained", "replayed", "failed", "dropped", "abandoned")
+EXACT_STALENESS: Final = 100  # above that batches are counted by powers of two, so that the counts stay few
 RULE: Final = "=" * 80
 
 
@@ -19,6 +20,7 @@ class Recorder:
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
         self.base: dict[str, int] = {}
+        self.staleness: dict[int, int] = {}
         self.first_start: float | None = None
         self.last_end = 0.0
         self.earlier_wall = 0.0
@@ -28,6 +30,7 @@ class Recorder:
         """Start again from zero; `base` holds the gate's counters at this moment."""
         self.base = dict(base)
         self.sums = dict.fromkeys(_SUMS, 0.0)
+        self.staleness = {}
         self.first_start = None
         self.last_end = self.earlier_wall = 0.0
 
@@ -63,7 +66,9 @@ class Recorder:
 
     def train_started(self, staleness: int) -> None:
         """A batch of this staleness went into training."""
-        sums = self.sums
+        sums, counts = self.sums, self.staleness
+        kept = staleness if staleness <= EXACT_STALENESS else 1 << (staleness.bit_length() - 1)
+        counts[kept] = counts.get(kept, 0) + 1
         sums["staleness"] += staleness
         sums["staleness_runs"] += 1
         if staleness > sums["staleness_max"]:
@@ -103,6 +108,7 @@ class Recorder:
             "replay_count": self.count(gate, "replayed"),
             "eval_count": int(sums["eval_runs"]),
             "version": gate.version,
+            "open_collects": len(gate.tickets),
             "collect_train_lag": len(gate.waiting),
             "mean_lag": _ratio(sums["lag"], sums["lag_runs"]),
             "max_lag": int(sums["lag_max"]),
@@ -119,6 +125,7 @@ class Recorder:
             "overlap_efficiency": _ratio(busiest, wall),
             "staleness_mean": _ratio(sums["staleness"], sums["staleness_runs"]),
             "staleness_max": int(sums["staleness_max"]),
+            "staleness_counts": dict(sorted(self.staleness.items())),
             "sample_age_mean": _ratio(sums["age"], sums["age_runs"]),
             "sample_age_max": sums["age_max"],
             "dropped": self.count(gate, "dropped"),
@@ -131,7 +138,8 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums as plain numbers."""
-        return {"sums": dict(self.sums), "base": dict(self.base), "wall": self.wall()}
+        counts = sorted(self.staleness.items())
+        return {"sums": dict(self.sums), "base": dict(self.base), "wall": self.wall(), "staleness": counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from a saved state."""
@@ -139,10 +147,11 @@ class Recorder:
             sums = {name: float(state["sums"].get(name, 0.0)) for name in _SUMS}
             base = {name: int(state["base"].get(name, 0)) for name in COUNTERS}
             wall = float(state["wall"])
+            staleness = {int(age): int(number) for age, number in state.get("staleness", ())}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"The saved statistics cannot be read ({error!r}); use another checkpoint.") from error
         self.reset(base)
-        self.sums, self.earlier_wall = sums, wall
+        self.sums, self.earlier_wall, self.staleness = sums, wall, staleness
 
 
 def format_box(statistics: Mapping[str, Any]) -> str:

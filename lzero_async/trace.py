@@ -10,17 +10,24 @@ import json
 import os
 import threading
 import warnings
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lzero_async.errors import ConfigError
 
-LEARNER = "learner"
-EVALUATOR = "evaluator"
-_FLUSH_EVENTS = 64
-_FLUSH_SECONDS = 1.0
+LEARNER: Final = "learner"
+EVALUATOR: Final = "evaluator"
+_FLUSH_EVENTS: Final = 64
+_FLUSH_SECONDS: Final = 1.0
+_INSIDE: Final = (
+    2e-7  # seconds before a span's end that an arrow leaves it: an arrow belongs to the span around its moment
+)
+_KEPT_PUBLICATIONS: Final = 1_000
 
 
+@lru_cache(maxsize=4096)
 def collector(worker: int) -> str:
     """The track of a collector."""
     return f"collector {worker}"
@@ -43,6 +50,8 @@ class TraceWriter:
         self._pids: dict[str, int] = {}
         self._last_tid = 0
         self._pending: list[str] = []
+        self._counters: dict[str, int] = {}
+        self._publications: dict[int, tuple[int, int, float]] = {}  # place and moment by version
         self._flushed_at = 0.0
         self._closed = False
         self._write('[{"name":"process_name","ph":"M","pid":1,"tid":0,"args":{"name":"lzero_async"}}')
@@ -58,17 +67,58 @@ class TraceWriter:
 
     def span(self, track: str, name: str, start: float, end: float, **args: int) -> None:
         """Record what `track` did from `start` to `end` (seconds)."""
-        extra = ",".join(f'"{key}":{value}' for key, value in args.items())
+        with self._lock:
+            if not self._closed:
+                self._span(track, name, start, end, args)
+                self._flush_if_due(end)
+
+    def collect(self, track: str, start: float, end: float, batch: int, version: int) -> None:
+        """Record a collect, the arrow from the publication whose weights it played with, and the one to the train that will
+        use its batch."""
         with self._lock:
             if self._closed:
                 return
-            tid, pid = self._tracks.get(track) or self._new_track(track), self._pids.get(track, 1)
-            self._pending.append(
-                f'{{"name":"{name}","ph":"X","pid":{pid},"tid":{tid},"ts":{start * 1e6:.1f},"dur":{(end - start) * 1e6:.1f},'
-                f'"args":{{{extra}}}}}'
-            )
-            if len(self._pending) >= _FLUSH_EVENTS or end - self._flushed_at >= _FLUSH_SECONDS:
-                self._flush(end)
+            pid, tid = self._span(track, "collect", start, end, {"batch": batch, "version": version})
+            if (publication := self._publications.get(version)) is not None:
+                self._arrow("s", "weights", batch, *publication)
+                self._arrow("f", "weights", batch, pid, tid, start)
+            self._arrow("s", "batch", batch, pid, tid, max(start, end - _INSIDE))
+            self._flush_if_due(end)
+
+    def train(self, start: float, end: float, batch: int, version: int, staleness: int) -> None:
+        """Record a train and the end of the arrow from its batch's collect."""
+        with self._lock:
+            if self._closed:
+                return
+            args = {"batch": batch, "version": version, "staleness": staleness}
+            pid, tid = self._span(LEARNER, "train", start, end, args)
+            self._arrow("f", "batch", batch, pid, tid, start)
+            self._flush_if_due(end)
+
+    def published(self, start: float, end: float, version: int) -> None:
+        """Record a publication of weights; collects that load them get an arrow from it."""
+        with self._lock:
+            if self._closed:
+                return
+            pid, tid = self._span(LEARNER, "publish", start, end, {"version": version})
+            self._publications[version] = pid, tid, max(start, end - _INSIDE)
+            if len(self._publications) > _KEPT_PUBLICATIONS:
+                del self._publications[next(iter(self._publications))]
+            self._flush_if_due(end)
+
+    def counters(self, at: float, **values: int) -> None:
+        """Record the counters that changed; each is a track of its own, its name without underscores."""
+        with self._lock:
+            if self._closed:
+                return
+            for name, value in values.items():
+                if self._counters.get(name) != value:
+                    self._counters[name] = value
+                    shown = name.replace("_", " ")
+                    self._pending.append(
+                        f'{{"name":"{shown}","ph":"C","pid":1,"ts":{at * 1e6:.1f},"args":{{"{_UNITS[name]}":{value}}}}}'
+                    )
+            self._flush_if_due(at)
 
     def instant(self, track: str, name: str, at: float) -> None:
         """Record a moment, such as a change of the degree."""
@@ -89,6 +139,26 @@ class TraceWriter:
             if not self._closed:
                 os.close(self._file)
                 self._closed = True
+
+    def _span(self, track: str, name: str, start: float, end: float, args: dict[str, int]) -> tuple[int, int]:
+        extra = ",".join(f'"{key}":{value}' for key, value in args.items())
+        tid, pid = self._tracks.get(track) or self._new_track(track), self._pids.get(track, 1)
+        self._pending.append(
+            f'{{"name":"{name}","ph":"X","pid":{pid},"tid":{tid},"ts":{start * 1e6:.1f},"dur":{(end - start) * 1e6:.1f},'
+            f'"args":{{{extra}}}}}'
+        )
+        return pid, tid
+
+    def _arrow(self, end: str, kind: str, number: int, pid: int, tid: int, at: float) -> None:
+        """One end of an arrow, bound to the span around it."""
+        binding = ',"bp":"e"' if end == "f" else ""
+        self._pending.append(
+            f'{{"name":"{kind}","cat":"{kind}","ph":"{end}"{binding},"id":{number},"pid":{pid},"tid":{tid},"ts":{at * 1e6:.1f}}}'
+        )
+
+    def _flush_if_due(self, now: float) -> None:
+        if len(self._pending) >= _FLUSH_EVENTS or now - self._flushed_at >= _FLUSH_SECONDS:
+            self._flush(now)
 
     def _new_track(self, track: str) -> int:
         self._last_tid += 1
@@ -123,15 +193,25 @@ def _metadata(kind: str, pid: int, tid: int, name: str) -> str:
 
 def read_trace(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The events of a trace file, also of one that a crash cut off in the middle of an event."""
-    lines = Path(path).read_text().splitlines()
-    events = []
-    for number, line in enumerate(lines):
-        text = line.removeprefix("[").rstrip(",")
-        if text in ("", "]"):
-            continue
-        try:
-            events.append(json.loads(text))
-        except json.JSONDecodeError as error:
-            if number < len(lines) - 1:
-                raise ConfigError(f"{path} is not a trace of ours: line {number + 1} is not an event.") from error
-    return events
+    return list(iter_trace(path))
+
+
+def iter_trace(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The same one at a time, for traces that are larger than memory should hold."""
+    broken = 0
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if broken:
+                raise ConfigError(f"{path} is not a trace of ours: line {broken} is not an event.")
+            text = line.strip().removeprefix("[").rstrip(",")
+            if text in ("", "]"):
+                continue
+            try:
+                event = json.loads(text)
+            except json.JSONDecodeError:
+                broken = number  # the last line may be: a crash cut it off
+                continue
+            yield event
+
+
+_UNITS: Final = {"lag": "batches", "queue": "batches", "open_collects": "collects", "degree": "degree"}

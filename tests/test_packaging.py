@@ -198,7 +198,7 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 
 ORDER = [
     "errors types",
-    "config calls parcels checkpoint progress distributions",
+    "config activity calls parcels checkpoint progress distributions",
     "clock gate trace wire records run_folder options",
     "adaptive stats tuning utilisation",
     "weights queues threads resume simulation",
