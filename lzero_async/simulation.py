@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from lzero_async.adaptive import AdaptiveDegree
-from lzero_async.config import whole_number
+from lzero_async.config import one_of, whole_number
 from lzero_async.distributions import Distribution, sample
 from lzero_async.errors import ConfigError
 from lzero_async.gate import Gate, Policy, Ticket
+from lzero_async.sharing import Alone, Shared, make_stages
+
+OVERLAPS: Final = ("latest", "skip")
+BACKGROUND: Final = "background"  # what an evaluation beside the learner is started with
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulated run came to. Times are in the unit of the durations; shares are of the wall time."""
+    """What a simulated run came to. Times are in the unit of the durations; shares are of the wall time.
+
+    `seconds` are the mean durations of the stages that ended, by role; `cores_used` the cores at work on average, None where
+    none are shared; `evals` the evaluations that ended, and `evals_skipped` those that never began.
+    """
 
     wall: float
     trains: int
@@ -33,6 +40,11 @@ class Simulation:
     dropped: int
     degrees: tuple[int, ...] = field(repr=False)
     finished_at: tuple[float, ...] = field(repr=False)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    cores_used: float | None = None
+    evals: int = 0
+    evals_skipped: int = 0
+    replays: int = 0
 
     def throughput_after(self, train: int) -> float:
         """Trains per unit of time after the first `train` ones."""
@@ -54,87 +66,94 @@ def simulate(
     queue_capacity: int | None = None,
     adaptive: AdaptiveDegree | None = None,
     seed: int = 0,
+    cores: float | None = None,
+    cpu: Mapping[str, float] | None = None,
+    eval_overlap: str = "latest",
+    max_train_ahead: int = 0,
+    background: Mapping[str, Distribution] | None = None,
 ) -> Simulation:
     """Run the pipeline for `trains` trains in virtual time. Each worker draws its durations from its own stream.
 
-    `queue_capacity`: batches that a queue holds before it drops its oldest; collectors then never wait.
+    `queue_capacity`: batches that a queue holds before it drops its oldest; collectors then never wait. `cores`: all stages
+    share so many, durations are those of a stage alone on the machine, and `cpu` is the share of it that each role computes
+    ({"collect": 0.3}; 1 where it is not named; above 1 on several cores); None: stages do not disturb each other.
+    `eval_overlap`: whether a background evaluation that comes while one runs is begun after it (latest) or never (skip).
+    `max_train_ahead`: trains on old data in a row while no batch waits. `background`: roles that make one pass per train.
     """
     whole_number("trains", trains, 1)
+    one_of("eval_overlap", eval_overlap, OVERLAPS)
     if (eval is None) != (whole_number("eval_every", eval_every, 0) == 0):
         raise ConfigError(f"eval is {eval!r} and eval_every is {eval_every}; give both, or none.")
-    return _Pipeline(
-        collect,
-        train,
-        eval,
-        num_collectors,
-        off_policy_degree,
-        trains,
-        eval_every,
-        async_eval,
-        policy,
-        publish_every,
-        queue_capacity,
-        adaptive,
-        seed,
-    ).run()
+    gate = Gate(
+        adaptive.degree if adaptive else off_policy_degree,
+        num_collectors=num_collectors,
+        policy=policy,
+        publish_every=publish_every,
+        max_train_ahead=max_train_ahead,
+        capacity=queue_capacity,
+    )
+    durations = {"collect": collect, "train": train, "eval": 0.0 if eval is None else eval, **(background or {})}
+    stages = make_stages(cores, cpu, list(durations))
+    run = _Pipeline(gate, durations, stages, trains, adaptive, seed)
+    run.background = tuple(background or ())
+    run.eval_every, run.async_eval, run.eval_overlap = eval_every, async_eval, eval_overlap
+    return run.run()
 
 
 class _Pipeline:
+    eval_every, async_eval, eval_overlap = 0, False, "latest"
+    background: tuple[str, ...] = ()
+
     def __init__(
         self,
-        collect: Distribution,
-        train: Distribution,
-        eval: Distribution | None,
-        num_collectors: int,
-        degree: int,
+        gate: Gate,
+        durations: Mapping[str, Distribution],
+        stages: Alone | Shared,
         trains: int,
-        eval_every: int,
-        async_eval: bool,
-        policy: Policy,
-        publish_every: int,
-        queue_capacity: int | None,
         adaptive: AdaptiveDegree | None,
         seed: int,
     ) -> None:
-        self.gate = Gate(
-            adaptive.degree if adaptive else degree,
-            num_collectors=num_collectors,
-            policy=policy,
-            publish_every=publish_every,
-            capacity=queue_capacity,
-        )
-        self.durations = {"collect": collect, "train": train, "eval": 0.0 if eval is None else eval}
-        self.trains, self.eval_every, self.async_eval = trains, eval_every if eval is not None else 0, async_eval
-        self.adaptive, self.seed = adaptive, seed
+        self.gate, self.durations, self.stages = gate, durations, stages
+        self.trains, self.adaptive, self.seed = trains, adaptive, seed
         self.streams: dict[tuple[str, int], tuple[random.Random, Counter[str]]] = {}
-        self.now = 0.0
-        self.events: list[tuple[float, int, str, Any]] = []
-        self.order = 0
-        self.idle_workers = list(range(num_collectors))
+        self.idle_workers = list(range(gate.num_collectors))
         self.held: list[tuple[int, Ticket]] = []
-        self.busy = {"collect": 0.0, "train": 0.0, "eval": 0.0}
         self.lag: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
         self.degrees: list[int] = []
         self.finished_at: list[float] = []
+        self.ended: Counter[str] = Counter()  # stages, and their seconds below
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.learner_waits = self.starved = False
-        self.eval_owed = 0
+        self.eval_owed = self.evals_skipped = 0
+        self.evaluating = self.eval_queued = False  # beside the learner
+        self.passes: Counter[str] = Counter()  # that background roles owe, the running one included
 
     def run(self) -> Simulation:
         self._settle()
         while len(self.finished_at) < self.trains:
-            self.now, _, kind, payload = heapq.heappop(self.events)
-            getattr(self, f"_{kind}_done")(payload)
-            self._settle()
-        wall, gate, n = self.now, self.gate, self.gate.num_collectors
+            role, payload, seconds = self.stages.next()
+            self.ended[role] += 1
+            self.seconds[role] += seconds
+            if role in self.background:
+                self._pass_done(role)
+            else:
+                getattr(self, f"_{role}_done")(payload)
+                self._settle()
+        return self._result()
+
+    def _result(self) -> Simulation:
+        wall, gate, n, busy = self.stages.now, self.gate, self.gate.num_collectors, self.stages.busy
+        learner = busy["train"] + (0 if self.async_eval else busy["eval"])
         usable = min(n, max(1, gate.degree))
+        used = self.stages.cpu_seconds
         return Simulation(
             wall=wall,
             trains=self.trains,
             throughput=self.trains / wall,
-            learner_idle=1 - (self.busy["train"] + (0 if self.async_eval else self.busy["eval"])) / wall,
-            collector_idle=1 - self.busy["collect"] / (n * wall),
-            overlap_efficiency=max(self.busy["collect"] / usable, self.busy["train"]) / wall,
+            learner_idle=1 - learner / wall,
+            collector_idle=1 - busy["collect"] / (n * wall),
+            overlap_efficiency=max(busy["collect"] / usable, busy["train"]) / wall,
             mean_lag=_mean(self.lag),
             mean_staleness=_mean(self.staleness),
             lag=dict(self.lag),
@@ -142,6 +161,11 @@ class _Pipeline:
             dropped=gate.dropped,
             degrees=tuple(self.degrees),
             finished_at=tuple(self.finished_at),
+            seconds={role: self.seconds[role] / number for role, number in self.ended.items()},
+            cores_used=None if used is None else used / wall,
+            evals=self.ended["eval"],
+            evals_skipped=self.evals_skipped,
+            replays=gate.replayed,
         )
 
     def _settle(self) -> None:
@@ -165,6 +189,11 @@ class _Pipeline:
                 self.staleness[gate.version - ticket.version] += 1
                 self.starved, self.learner_waits = self.learner_waits and self.starved, False
                 self._start("train", 0, None)
+                self._owe_passes()
+            elif not self.eval_owed and gate.replay_rule() is None:
+                gate.start_replay()
+                self._start("train", 0, None)
+                self._owe_passes()
             while self._wanted() and self.idle_workers and (admitted := gate.try_collect()) is not None:
                 worker = self.idle_workers.pop(0)
                 self._start("collect", worker, (worker, admitted))
@@ -184,9 +213,18 @@ class _Pipeline:
         stream, calls = self.streams[role, worker]
         seconds = sample(self.durations[role], stream, calls[role])
         calls[role] += 1
-        self.busy[role] += seconds
-        self.order += 1
-        heapq.heappush(self.events, (self.now + seconds, self.order, role, payload))
+        self.stages.start(role, seconds, payload)
+
+    def _owe_passes(self) -> None:
+        for role in self.background:
+            self.passes[role] += 1
+            if self.passes[role] == 1:
+                self._start(role, 0, None)
+
+    def _pass_done(self, role: str) -> None:
+        self.passes[role] -= 1
+        if self.passes[role]:
+            self._start(role, 0, None)
 
     def _collect_done(self, payload: tuple[int, Ticket]) -> None:
         self.held.append(payload)
@@ -196,20 +234,40 @@ class _Pipeline:
         self.idle_workers.append(worker)
 
     def _train_done(self, payload: None) -> None:
-        gate = self.gate
+        gate, replay = self.gate, self.gate.running == "replay"
         gate.finish_train()
         if gate.publish_due:
             gate.publish()
-        self.finished_at.append(self.now)
+        if replay:
+            return
+        self.finished_at.append(self.stages.now)
         if self.adaptive is not None and self.adaptive.after_train(self.starved, None) is not None:
             gate.set_degree(self.adaptive.degree)
         self.starved = False
         self.degrees.append(gate.degree)
-        if self.eval_every and gate.trained % self.eval_every == 0 and not self.async_eval:
-            self.eval_owed += 1
+        if self.eval_every and gate.trained % self.eval_every == 0:
+            if self.async_eval:
+                self._evaluate_beside()
+            else:
+                self.eval_owed += 1
 
-    def _eval_done(self, payload: None) -> None:
-        self.gate.finish_eval()
+    def _evaluate_beside(self) -> None:
+        """A background evaluation is due: begin it, or let it wait for the one that runs, or leave it out."""
+        if not self.evaluating:
+            self.evaluating = True
+            self._start("eval", 0, BACKGROUND)
+            return
+        self.evals_skipped += self.eval_overlap == "skip" or self.eval_queued
+        self.eval_queued = self.eval_overlap == "latest"
+
+    def _eval_done(self, payload: str | None) -> None:
+        if payload is None:
+            self.gate.finish_eval()
+        elif self.eval_queued:
+            self.eval_queued = False
+            self._start("eval", 0, BACKGROUND)
+        else:
+            self.evaluating = False
 
 
 def _mean(counts: Mapping[int, int]) -> float:
