@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself when that is needed; `make help` lists them.
+# Every target sets up .venv by itself when that is needed; `make help` lists them. `make train ARGS='--seed 1'` passes options on.
 
 VENV := .venv
 STAMP := $(VENV)/.installed
@@ -8,16 +8,16 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test chaos check lint types bench bench-async bench-mbpo bench-episode-ppo soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test chaos check lint types bench bench-async bench-mbpo bench-episode-ppo docs docs-blocks soak vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
 
 train: $(STAMP) ## train PriorZero on the game that comes along (about 10 minutes, CPU only)
-	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --set run_config.max_seconds=540
+	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --set run_config.max_seconds=540 $(ARGS)
 
 quick: $(STAMP) ## every part of PriorZero once (1 to 3 minutes)
-	$(PY) zoo/jericho/priorzero/priorzero_entry.py --quick_test
+	$(PY) zoo/jericho/priorzero/priorzero_entry.py --quick_test $(ARGS)
 
 learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes each; resumable
 	$(PY) -m benchmarks.learn
@@ -26,13 +26,13 @@ learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 2 minutes ea
 	$(PY) -m benchmarks.learn_async
 
 mbpo: $(STAMP) ## train MBPO on Pendulum, batch by batch (about 2 minutes)
-	$(PY) zoo/mbpo/train.py --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --max_steps 15000
+	$(PY) zoo/mbpo/train.py --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --max_steps 15000 $(ARGS)
 
 learn-mbpo: $(STAMP) ## MBPO's learning curves: three trainers, three seeds each; resumable
 	$(PY) -m benchmarks.learn_mbpo
 
 episode-ppo: $(STAMP) ## train PPO on whole episodes of CartPole, without a step barrier (about a minute)
-	$(PY) zoo/episode_ppo/train.py --env CartPole-v1 --n-envs 16 --episodes-per-update 50 --total-episodes 3000
+	$(PY) zoo/episode_ppo/train.py --env CartPole-v1 --n-envs 16 --episodes-per-update 50 --total-episodes 3000 $(ARGS)
 
 learn-episode-ppo: $(STAMP) ## whole-episode PPO's learning curves: both collectors, three seeds each (about 20 minutes); resumable
 	$(PY) -m benchmarks.learn_episode_ppo
@@ -66,6 +66,12 @@ bench-mbpo: $(STAMP) ## the bars of MBPO's trainers and their timeline (about 20
 
 bench-episode-ppo: $(STAMP) ## the bars of whole-episode PPO and the picture of a step barrier (about 20 minutes)
 	$(PY) -m benchmarks.episode_ppo
+
+docs: $(STAMP) ## write the references of the configuration and of the API again (docs/config-reference.md, docs/api.md)
+	$(PY) docs/generate.py
+
+docs-blocks: $(STAMP) ## list the commands and code blocks of the documentation that no test runs, with the reasons
+	$(PY) -m tests.docs_blocks
 
 vllm: $(STAMP) ## build .venv-vllm, the environment of the vLLM engine (3.5 GB, about 5 minutes)
 	$(PY) requirements/install_vllm.py

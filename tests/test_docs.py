@@ -1,35 +1,96 @@
-"""What the documentation shows is run: every Python block, the targets it names, and the files of its map."""
+"""What the documentation shows is run: every command, every Python block, the targets it names, and the files of its map."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from lzero_async import AsyncTrainingCoordinator, run
+from tests.docs_blocks import ROOT, BadBlock, Piece, check_arguments, pages, pieces, pieces_of, summary
+from tests.docs_running import Scratch
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), ROOT / "CONTRIBUTING.md"]
-
-
-def blocks(language: str) -> list[tuple[str, str]]:
-    found = []
-    for page in PAGES:
-        for number, block in enumerate(
-            re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-        ):
-            found.append((f"{page.name}-{number}", block))
-    return found
+PAGES = pages()
+PIECES = pieces()
+COMMANDS = [piece for piece in PIECES if piece.language == "sh"]
+CODE = [piece for piece in PIECES if piece.language == "python"]
 
 
-@pytest.mark.parametrize("block", [b for _, b in blocks("python")], ids=[n for n, _ in blocks("python")])
-def test_python_blocks_run(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block, "block", "exec"), {"__name__": "block"})
+def some(chosen: list[Piece]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("piece", chosen, ids=[piece.name for piece in chosen])
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
+    return Scratch(tmp_path_factory.mktemp("docs"), PIECES)
+
+
+@some([piece for piece in COMMANDS if not piece.reason])
+def test_commands_run(piece: Piece, scratch: Scratch) -> None:
+    done = scratch.run(piece)
+    assert done.returncode == 0, f"{piece.command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    assert done.stdout + done.stderr
+
+
+@some([piece for piece in CODE if not piece.reason])
+def test_python_blocks_run(
+    piece: Piece, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(piece.text, piece.name, "exec"), {"__name__": "block"})
     assert capsys.readouterr().out
+
+
+@some(COMMANDS)
+def test_the_programs_take_every_command_as_it_is_shown(piece: Piece) -> None:
+    check_arguments(piece.text)
+    if not piece.reason:
+        check_arguments(piece.command)
+
+
+def test_options_that_do_not_exist_are_noticed() -> None:
+    assert check_arguments(".venv/bin/python zoo/mbpo/train.py --num_envs 8")
+    assert not check_arguments("ls")
+    with pytest.raises(ValueError, match="no option num_env;"):
+        check_arguments(".venv/bin/python zoo/mbpo/train.py --num_env 8")
+
+
+def test_marks_say_what_is_run() -> None:
+    page = (
+        "<!-- run-with: --short 1 -->\n<!-- not-run (slow): an hour -->\n```sh\nfast --x   # why\nslow \\\n  --y\n"
+        "other  # a thing; not-run: no such file\n```\n```python\nprint(1)\n```\n```text\nseen\n```\n"
+    )
+    found = pieces_of(page, "page.md")
+    assert [(piece.line, piece.command, piece.reason) for piece in found[:3]] == [
+        (4, "fast --x --short 1", ""),
+        (5, "slow --y", "an hour"),
+        (7, "other --short 1", "no such file"),
+    ]
+    assert found[3] == Piece("page.md", 9, "python", "print(1)\n", "", "")
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("```bash\nls\n```\n", "language is 'bash'"),
+        ("```sh\nls\n", "has no end"),
+        ("<!-- not-run (cat): why -->\n```sh\nls\n```\n", "no line has 'cat'"),
+        ("<!-- not-run: -->\n```sh\nls\n```\n", "says nothing"),
+        ("<!-- not-run -->\n```sh\nls\n```\n", "cannot be read"),
+        ("<!-- not-run: why -->\n```text\nls\n```\n", "needs no not-run"),
+    ],
+)
+def test_blocks_that_would_escape_are_refused(page: str, words: str) -> None:
+    with pytest.raises(BadBlock, match=re.escape(words)):
+        pieces_of(page, "page.md")
+
+
+def test_the_list_of_what_is_not_run_has_every_reason() -> None:
+    told = "\n".join(summary())
+    assert all(f"{piece.name}: " in told and f"not-run: {piece.reason}]" in told for piece in PIECES if piece.reason)
+    assert told.startswith(f"documentation: {sum(not piece.reason for piece in PIECES)} commands")
 
 
 def test_every_make_target_that_is_named_exists() -> None:
@@ -71,11 +132,3 @@ def test_the_reference_names_every_argument() -> None:
             "eval_fn",
         }
         assert [name for name in names if f"`{name}`" not in reference] == []
-
-
-def test_the_example_with_processes_runs() -> None:
-    example = ROOT / "docs" / "examples" / "processes.py"
-    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "Train iterations: 40" in done.stdout
-    assert "best evaluation" in done.stdout
