@@ -1,5 +1,5 @@
-"""The numbers of a run on disk: TensorBoard scalars in log/, one line per train in metrics.jsonl, and if wanted the same
-scalars for Weights & Biases."""
+"""The numbers of a run on disk: scalars and histograms for TensorBoard in log/, one line per train in metrics.jsonl, and if
+wanted the same names for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from lzero_async.board import Board, buckets
 from lzero_async.config import one_of
 from lzero_async.errors import ConfigError
 
@@ -42,8 +43,7 @@ class Records:
     ) -> None:
         self._folder = folder
         self._metrics = folder / "metrics.jsonl"
-        self._board: Any = None
-        self._purge: int | None = None
+        self._board = Board(folder / "log")
         self._tracker: _WandbRun | None = None
         if one_of("wandb", wandb, WANDB_MODES) != "off":
             self._tracker = _WandbRun(folder, wandb, project, run_name or folder.name, config or {})
@@ -53,20 +53,22 @@ class Records:
 
         Raises ConfigError when that cannot be started.
         """
-        importlib.import_module("tensorboardX")
-
+        self._board.prepare()
         if self._tracker is not None:
             self._tracker.start()
 
     def scalars(self, values: Mapping[str, Any], step: int) -> None:
-        """Numbers for TensorBoard and Weights & Biases at this environment step."""
-        if self._board is None:
-            writer = importlib.import_module("tensorboardX").SummaryWriter
-            self._board = writer(str(self._folder / "log"), purge_step=self._purge)
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+        """Numbers for TensorBoard and Weights & Biases at this environment step; from any thread. Names that TensorBoard's
+        layout knows get a place on its CUSTOM SCALARS page."""
+        self._board.scalars(values, step)
         if self._tracker is not None:
             self._tracker.log(values, step)
+
+    def histogram(self, name: str, counts: Mapping[int, int], step: int) -> None:
+        """How often each whole number came, for TensorBoard and Weights & Biases; `counts` are not empty."""
+        self._board.histogram(name, counts, step)
+        if self._tracker is not None:
+            self._tracker.histogram(name, counts, step)
 
     def train(self, row: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, for whoever wants numbers without TensorBoard."""
@@ -78,7 +80,7 @@ class Records:
 
         Weights & Biases takes nothing back: there both are shown at the same steps.
         """
-        self._purge = env_steps + 1
+        self._board.purge = env_steps + 1
         if not self._metrics.is_file():
             return
         kept = []
@@ -94,16 +96,14 @@ class Records:
 
     def flush(self) -> None:
         """Put on disk what TensorBoard still holds back."""
-        if self._board is not None:
-            self._board.flush()
+        self._board.flush()
 
     def close(self) -> None:
         """Write what is left and close the files; online, Weights & Biases sends what is left."""
         with contextlib.ExitStack() as stack:
             if self._tracker is not None:
                 stack.callback(self._tracker.close)
-            if self._board is not None:
-                stack.callback(self._board.close)
+            stack.callback(self._board.close)
 
 
 class _WandbRun:
@@ -192,6 +192,11 @@ class _WandbRun:
         except Exception as error:
             self._over = True
             log.error("Weights & Biases takes no more numbers (%r); TensorBoard and metrics.jsonl go on", error)
+
+    def histogram(self, name: str, counts: Mapping[int, int], step: int) -> None:
+        """A histogram at this step, as `log`."""
+        edges, heights = buckets(counts)
+        self.log({name: importlib.import_module("wandb").Histogram(np_histogram=(heights, edges))}, step)
 
     def close(self) -> None:
         """Finish the run and end W&B's own process."""
