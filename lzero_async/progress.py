@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 LOG_EVERY = 15.0  # seconds between lines when the output is not a terminal
@@ -13,15 +14,18 @@ LIVE_EVERY = 0.2
 
 
 class Progress:
-    """Shows a line; `show` may be called as often as one likes, from any thread."""
+    """Shows a line; `show` may be called as often as one likes, from any thread. `plain`: whole lines on a terminal too."""
 
-    def __init__(self, stream: TextIO | None = None, *, clock: Any = time.monotonic) -> None:
+    def __init__(self, stream: TextIO | None = None, *, plain: bool = False, clock: Any = time.monotonic) -> None:
         self._stream = stream or sys.stderr
         self._clock = clock
-        self._live = self._stream.isatty()
+        self._live = self._stream.isatty() and not plain
         self._last = -1e9
         self._shown = ""
         self._lock = threading.RLock()
+
+    def watch(self, view: Callable[[], Any]) -> None:
+        """The run begins, and `view()` says how it is at any moment. Lines do not need it."""
 
     def show(self, line: str, *, now: bool = False) -> None:
         """Show the line if it is time to, or `now`."""

@@ -127,10 +127,21 @@ def _is_free(folder: Path, harmless: Sequence[str]) -> bool:
     )
 
 
+class _ScreenHandler(logging.Handler):
+    """Writes to what `sys.stderr` is at that moment: a live view puts itself in its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
 @contextmanager
 def logging_to(folder: Path, application: str) -> Iterator[None]:
     """Events of the library and of the application's loggers go to run.log, warnings to the screen too, while this lasts."""
-    file, screen = logging.FileHandler(folder / RUN_LOG, encoding="utf-8"), logging.StreamHandler()
+    file, screen = logging.FileHandler(folder / RUN_LOG, encoding="utf-8"), _ScreenHandler()
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen.setLevel(logging.WARNING)
     loggers = [logging.getLogger(name) for name in ("lzero_async", application)]
