@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 PY := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$p && break; done)
-SOURCES := lzero_async zoo tests benchmarks requirements setup.py
+SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
 .PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test chaos check lint types bench bench-async bench-mbpo bench-episode-ppo docs docs-blocks soak vllm vllm-test game lock clean

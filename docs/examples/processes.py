@@ -63,7 +63,11 @@ def main():
         collectors = [backend.start(f"collector {number}", Collector) for number in range(2)]
         evaluator = backend.start("evaluator", Evaluator)
         with AsyncTrainingCoordinator(
-            DEGREE, enable_async_eval=True, num_collectors=2, on_failure="restart", get_weights=lambda: learner.call("weights")
+            DEGREE,
+            enable_async_eval=True,
+            num_collectors=2,
+            on_failure="restart",
+            get_weights=lambda: learner.call("weights"),
         ) as coordinator:
             result = coordinator.run(
                 lambda context: collectors[context.worker].call("collect", context.snapshot.state, stop=context.stop),

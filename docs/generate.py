@@ -1,0 +1,192 @@
+"""Write the references that come from the code itself: `make docs`, or `python docs/generate.py [FOLDER]`.
+
+docs/config-reference.md has every option of the three programs with its default, what it may be and its meaning; docs/api.md has
+the public names of the library. tests/test_docs_generated.py fails when a page is not what this program writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # not needed where the project is installed
+
+NOTE = "Written by `make docs`; edit the code and run it again."
+CONFIG_FILE = ROOT / "zoo" / "jericho" / "priorzero" / "priorzero_config.py"
+
+
+def refusal(check: Callable[[str, Any], Any], value: Any) -> str:
+    """What the check says that a value must be, or '' if it takes this one."""
+    from lzero_async.errors import ConfigError
+
+    try:
+        check("it", value)
+    except ConfigError as error:
+        said = str(error).rpartition("; ")[2].rstrip(".")
+        return re.sub(r"^(it must be|choose one of|write it as) ", "", said)
+    return ""
+
+
+def allowed(check: Callable[[str, Any], Any]) -> str:
+    """What an option may be, in the words of its own error messages."""
+    words = refusal(check, math.inf)
+    if words == "text":
+        words = refusal(check, "?") or ("text, not empty" if refusal(check, " ") else "text")
+    elif words.startswith("a whole number") and (most := refusal(check, 2**70)):
+        words += f", {most}"
+    return f"{words}, or none" if not refusal(check, None) else words
+
+
+def shown(value: Any) -> str:
+    """A default as it is written on a command line."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return f"`{value}`" if value else "empty"
+    if isinstance(value, (tuple, list)):
+        return f"`{','.join(map(str, value))}`"
+    return f"`{value:_}`" if type(value) is int and value >= 10_000 else f"`{value}`"
+
+
+def table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """A Markdown table."""
+    heading = list(heading)
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (heading, *rows)]
+    return [lines[0], "|" + "---|" * len(heading), *lines[1:], ""]
+
+
+def meanings(source: str) -> dict[str, dict[str, str]]:
+    """By section and option of priorzero_config.py: the comment above it."""
+    lines = source.splitlines()
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = {
+                str(word.arg): _comment_above(lines, word.lineno) for word in node.value.keywords
+            }
+    return found
+
+
+def _comment_above(lines: list[str], number: int) -> str:
+    comment: list[str] = []
+    while (line := lines[number - 2].strip()).startswith("#"):
+        comment.insert(0, line.removeprefix("#").strip())
+        number -= 1
+    return " ".join(comment)
+
+
+def priorzero() -> list[str]:
+    """PriorZero's options, by section."""
+    from zoo.jericho.priorzero.options import RULES
+    from zoo.jericho.priorzero.priorzero_config import PRESETS, QUICK_TEST, SECTIONS
+    from zoo.jericho.priorzero.priorzero_entry import FLAGS
+
+    flags = {path: flag for flag, path in FLAGS.items()}
+    said = meanings(CONFIG_FILE.read_text())
+    lines = ["## PriorZero", ""]
+    lines += [
+        "Edit [priorzero_config.py](../zoo/jericho/priorzero/priorzero_config.py), or give `--set section.option=value`; some have",
+        "a flag of their own, which is named. [Choosing the degree](choosing-the-degree.md) says what `off_policy_degree` means.",
+        "",
+    ]
+    for section, values in SECTIONS.items():
+        rows = (
+            [
+                f"`{name}`" + (f" (`--{flags[path]}`)" if (path := f"{section}.{name}") in flags else ""),
+                shown(value),
+                allowed(RULES[section][name]),
+                said[section][name],
+            ]
+            for name, value in values.items()
+        )
+        lines += [f"### {section}", "", *table(("option", "default", "allowed", "meaning"), rows)]
+    lines += ["### What presets change", ""]
+    changes = {**{f"--preset {name}": preset for name, preset in PRESETS.items()}, "--quick_test": QUICK_TEST}
+    return [
+        *lines,
+        *table(("preset", "changes"), ([f"`{name}`", _changes(preset)] for name, preset in changes.items())),
+    ]
+
+
+def _changes(preset: Mapping[str, Mapping[str, Any]]) -> str:
+    every = (f"{section}.{name}={value}" for section, values in preset.items() for name, value in values.items())
+    return ", ".join(f"`{change}`" for change in every) or "nothing: the defaults above"
+
+
+def flat(title: str, intro: str, groups: Mapping[str, Mapping[str, Any]], fixed: Iterable[str]) -> list[str]:
+    """The options of a program that has a flat table of them."""
+    lines = [f"## {title}", "", intro, ""]
+    some_only = any(option.only for group in groups.values() for option in group.values())
+    for name, group in groups.items():
+        rows = (
+            [
+                f"`--{flag}`",
+                shown(json.dumps(option.default) if isinstance(option.default, (bool, dict)) else option.default),
+                allowed(option.check),
+                option.help + (f" ({', '.join(option.only)} only)" if option.only and some_only else ""),
+            ]
+            for flag, option in group.items()
+        )
+        lines += [f"### {title}: {name}", "", *table(("option", "default", "allowed", "meaning"), rows)]
+    return [*lines, f"A resumed run keeps {', '.join(f'`{name}`' for name in fixed)}; all others may change.", ""]
+
+
+def arguments(function: Callable[..., Any], skip: Iterable[str]) -> list[str]:
+    """A table of what a function takes, with types and defaults."""
+    rows = [
+        [
+            f"`{name}`",
+            f"`{parameter.annotation}`",
+            "" if parameter.default is parameter.empty else f"`{parameter.default!r}`",
+        ]
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in skip
+    ]
+    return table(("argument", "type", "default"), rows)
+
+
+def config_reference() -> str:
+    """The page docs/config-reference.md."""
+    from lzero_async import AsyncTrainingCoordinator, run
+    from zoo.episode_ppo import options as ppo
+    from zoo.mbpo import options as mbpo
+
+    lines = ["# Configuration reference", "", NOTE]
+    lines += [
+        "What an option may be is said in the words of its error message. Unknown names are refused, with the nearest one."
+    ]
+    lines += ["", *priorzero()]
+    lines += flat("MBPO", "`zoo/mbpo/train.py`. `--num-envs` and `--num_envs` are the same.", mbpo.GROUPS, mbpo.FIXED)
+    rows = (
+        [f"`--preset {name}`", ", ".join(f"`{key}={value}`" for key, value in values.items())]
+        for name, values in mbpo.PRESETS.items()
+    )
+    lines += ["### MBPO: what presets change", "", *table(("preset", "changes"), rows)]
+    intro = "`zoo/episode_ppo/train.py`. `--n-envs` and `--n_envs` are the same."
+    lines += flat("Whole-episode PPO", intro, ppo.GROUPS, ppo.FIXED)
+    lines += ["## `AsyncTrainingCoordinator(...)`", "", "What each means is in the [reference](reference.md).", ""]
+    lines += arguments(AsyncTrainingCoordinator.__init__, {"self"})
+    lines += ["## `coordinator.run(...)`", ""]
+    lines += arguments(run, {"coordinator"})
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main(folder: Path) -> None:
+    """Write both pages into the folder."""
+    from api_reference import api_reference
+
+    for name, page in (("config-reference.md", config_reference()), ("api.md", api_reference())):
+        (folder / name).write_text(page)
+        print(folder / name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs")
