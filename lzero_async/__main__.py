@@ -1,26 +1,37 @@
-"""The library's own programs: `python -m lzero_async compare` puts a synchronous and an asynchronous run side by side."""
+"""The library's own programs: report, timeline, advise and compare."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
+from typing import Final
 
-from lzero_async.compare.command import main as compare
 from lzero_async.run_folder import BAD_INPUT
 
-PROGRAMS = {"compare": compare}
-USAGE = """usage: python -m lzero_async compare --app mbpo|priorzero|episode_ppo ...
-
-  compare   run an application synchronously and asynchronously on the same work and show both side by side
-
-python -m lzero_async compare --help explains its options."""
+PROGRAMS: Final = {
+    "report": "one HTML page about a run, or about several side by side",
+    "timeline": "what the roles of a run did, as text and as a picture",
+    "advise": "which off_policy_degree and how many collectors suit a run, by simulation",
+    "compare": "run an application synchronously and asynchronously on the same work and show both side by side",
+}
+USAGE: Final = "\n".join(
+    [
+        "usage: python -m lzero_async PROGRAM ...",
+        "",
+        *(f"  {name:10}{meaning}" for name, meaning in PROGRAMS.items()),
+        "",
+        "python -m lzero_async PROGRAM --help explains its options.",
+    ]
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program that the first word names; return its exit code, 2 where there is no such program."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in PROGRAMS:
-        return PROGRAMS[words[0]](words[1:])
+        program = importlib.import_module(f"lzero_async.{words[0]}.command")
+        return int(program.main(words[1:]))
     if words and words[0] in ("-h", "--help"):
         print(USAGE)
         return 0

@@ -8,19 +8,26 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from lzero_async.backends import Backend, Worker, ask_again
 from lzero_async.calls import CallStop
 from lzero_async.coordinator import AsyncTrainingCoordinator
+from lzero_async.kept_warnings import KeptWarnings
+from lzero_async.parcels import Parcel
 from lzero_async.progress import Progress
 from lzero_async.records import Records
 from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, write_json
-from lzero_async.types import EvalContext, EvalResult, RunResult, StopSignal
+from lzero_async.summary import machine, versions, write_summary
+from lzero_async.types import Batch, EvalContext, EvalResult, RunResult, StopSignal
+from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample, use_of
+from lzero_async.view import Progressed, View, seconds_left
 
 KEPT_EVALUATIONS: Final = 10_000
 KEPT_VERSIONS: Final = 1_000
+SHOWN_WARNINGS: Final = 5
 SCORES: Final = ("mean_return", "min_return", "max_return", "mean_length")
 log = logging.getLogger(__name__)
 
@@ -59,6 +66,8 @@ def carry_through(
         except Exception as error:  # what was learned is reported first
             failure, reason = error, f"{reason}; the final evaluation failed"
         application.coordinator.print_statistics()
+        application.ended_by = reason
+        application.write_summary()
         report(final, reason)
         if interrupted:
             print(f"go on with: --resume {application.folder}")
@@ -80,8 +89,9 @@ def thread_limit(number: int) -> dict[str, str]:
 
 
 class Application(ABC):
-    """One run. A subclass sets these attributes and says which roles there are and how it is saved."""
+    """One run. A subclass sets these attributes and says which roles there are, how it is coordinated and how it is saved."""
 
+    program: ClassVar[str]
     options: Any
     folder: Path
     backend: Backend
@@ -93,9 +103,43 @@ class Application(ABC):
     _unsaved = False  # a checkpoint was begun and not finished
     _unwritten: OSError | None = None  # why the last train is not in the records
 
+    def __init__(
+        self, options: Any, folder: Path, backend: Backend, records: Records, progress: Progress | None
+    ) -> None:
+        self.options, self.folder, self.backend, self._records = options, folder, backend, records
+        self.progress = progress or Progress()
+        self.queue = QueueUse()
+        self.ended_by: str | None = None
+        self.kept = KeptWarnings(("lzero_async", type(self).__module__.rpartition(".")[0]))
+        self._started = time.monotonic()
+        self._began = datetime.now(timezone.utc)
+        self._gone: float | None = None  # seconds of the run, once it is over
+        self._used: UtilisationSample | None = None  # of the whole run
+        self._roles_used: dict[str, tuple[float, int]] | None = (
+            None  # CPU seconds and memory of roles when the run was over
+        )
+        self._cpu_before: dict[tuple[str, int], float] = {}  # of the roles when the run began, by process
+        self._batches, self._batch_bytes = 0, 0
+
     @abstractmethod
-    def run(self) -> RunResult:
-        """Train until a limit is reached."""
+    def _title(self) -> str:
+        """What is trained on what, in a few words."""
+
+    @abstractmethod
+    def _progressed(self) -> Progressed:
+        """How far the run is."""
+
+    @abstractmethod
+    def _evaluations(self) -> list[dict[str, Any]]:
+        """The evaluations so far, each with `name`, `version`, `steps`, `seconds`, `score`, `low` and `high`."""
+
+    @abstractmethod
+    def _loop(self) -> dict[str, Any]:
+        """The arguments of the coordinator's `run`."""
+
+    @abstractmethod
+    def train(self, batch: Batch) -> Any:
+        """Have the learner train on a batch, and record what came of it."""
 
     @abstractmethod
     def final_evaluation(self) -> Any:
@@ -108,6 +152,154 @@ class Application(ABC):
     @abstractmethod
     def _roles(self) -> list[Worker]:
         """Every role of this run."""
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> RunResult:
+        """Train until a limit is reached; save the last and the best checkpoint on the way."""
+        self._started, self._began = time.monotonic(), datetime.now(timezone.utc)
+        self._gone = self._roles_used = None
+        self.kept.begin()
+        use = Utilisation()
+        pids = self._pids()
+        self._cpu_before = {(name, pids[name]): seconds for name, (seconds, _) in use_of(pids).items()}
+        if not self.last_checkpoint.is_file():
+            self.save()  # from now on there always is one to go on from
+        try:
+            return self.coordinator.run(train_fn=self._train, print_statistics=False, **self._loop())
+        except Exception as error:
+            self._save_after(error)
+            raise
+        finally:
+            self._gone, self._used, self._roles_used = self.gone, use.sample(), self._use_of_roles()
+            self.progress.clear()
+            if hasattr(self, "coordinator"):
+                self._summarise_if_possible()
+
+    def _train(self, batch: Batch) -> Any:
+        self.queue.look(self.coordinator.shell.gate)
+        if not batch.replay:
+            parcels = batch.data if isinstance(batch.data, list) else [batch.data]
+            sizes = [parcel.nbytes for parcel in parcels if isinstance(parcel, Parcel)]
+            self._batches += 1
+            self._batch_bytes += sum(size for size in sizes if size is not None)
+        return self.train(batch)
+
+    @property
+    def gone(self) -> float:
+        """Seconds since the run began; of the whole run once it is over."""
+        return time.monotonic() - self._started if self._gone is None else self._gone
+
+    # -- what is seen of it --------------------------------------------------------------------------------------------
+
+    def view(self) -> View:
+        """What there is to see now; from any thread."""
+        gone, progressed = self.gone, self._progressed()
+        return View(
+            **vars(progressed),
+            title=self._title(),
+            gone=gone,
+            left=seconds_left(progressed.counts, gone),
+            roles=self.coordinator.get_activity(),
+            statistics=self.coordinator.get_statistics(),
+            warnings=self.kept.lines(SHOWN_WARNINGS),
+        )
+
+    def utilisation(self) -> dict[str, float | None]:
+        """Use of queue, buffer, CPU and GPU over the whole run, 0 to 1, and the run's own CPU seconds; None where unknown."""
+        seen = self._used
+        return {
+            "queue": self.queue.mean,
+            "buffer": self._progressed().fills.get("buffer"),
+            "cpu": None if seen is None else seen.cpu,
+            "gpu": None if seen is None else seen.gpu,
+            "cpu_seconds": None if seen is None else seen.cpu_seconds,
+        }
+
+    def write_summary(self) -> None:
+        """Write summary.json anew."""
+        seen = self.view()
+        names = ("steps", "seconds", "score", "low", "high", "name", "version")
+        evaluations = [{name: row.get(name) for name in names} for row in self._evaluations()]
+        counted = [count for count in seen.counts if count.name != "seconds"]
+        write_summary(
+            self.folder,
+            {
+                "program": self.program,
+                "title": seen.title,
+                "command": sys.argv,
+                "began": self._began.isoformat(timespec="seconds"),
+                "seconds": seen.gone,
+                "ended_by": self.ended_by,
+                "versions": versions(),
+                "machine": machine(),
+                "score": {
+                    "name": seen.score, "highest": seen.highest_score, "best": seen.best_score, "last": seen.last_score
+                },
+                "axis": seen.counts[0].name,
+                "evaluations": evaluations,
+                "counts": {count.name: count.value for count in counted},
+                "rates": {
+                    f"{count.name}/s": (count.value - count.before) / seen.gone for count in counted if seen.gone > 0
+                },
+                "statistics": dict(seen.statistics),
+                "roles": self._role_rows(seen),
+                "utilisation": self.utilisation(),
+                "batch_bytes": self._batch_bytes / self._batches if self._batch_bytes else None,
+                "events": self.kept.events(),
+            },
+        )  # fmt: skip
+
+    def _summarise_if_possible(self) -> None:
+        try:
+            self.write_summary()
+        except OSError as error:  # a full disk: what ends the run is said elsewhere
+            log.warning("the summary cannot be written: %s", error)
+
+    def _role_rows(self, seen: View) -> list[dict[str, Any]]:
+        """What each role did and used; one that works for others, who have the spans (environments of a pool, say), has no
+        seconds of its own."""
+        workers = {worker.name: worker for worker in self._roles()}
+        spent = {one.role: one for one in seen.roles}
+        used = self._use_of_roles() if self._roles_used is None else self._roles_used
+        rows = []
+        for role in [*spent, *(name for name in workers if name not in spent and name in used)]:
+            one, (cpu, memory) = spent.get(role), used.get(role, (None, None))
+            seconds = {name: None if one is None else getattr(one, name) for name in ("active", "waiting", "idle")}
+            restarts = workers[role].restarts if role in workers else 0
+            rows.append({"role": role, **seconds, "cpu_seconds": cpu, "memory_bytes": memory, "restarts": restarts})
+        return rows
+
+    def _use_of_roles(self) -> dict[str, tuple[float, int]]:
+        """CPU seconds since the run began and memory, in bytes, of the roles that have a process of their own."""
+        pids = self._pids()
+        return {
+            name: (seconds - self._cpu_before.get((name, pids[name]), 0.0), memory)
+            for name, (seconds, memory) in use_of(pids).items()
+        }
+
+    def _pids(self) -> dict[str, int]:
+        """The processes of the roles that have one of their own."""
+        if self.backend.kind != "process":
+            return {}
+        return {worker.name: worker.pid for worker in self._roles() if worker.alive}
+
+    # -- roles and their failures --------------------------------------------------------------------------------------
+
+    def _watching(self) -> Any:
+        """The options of lzero_async.options.WATCHING."""
+        return self.options
+
+    def _trace_file(self) -> Path | None:
+        """Where the trace goes; that of an earlier part of the run is kept under another name. None: no trace."""
+        if not self._watching().trace:
+            return None
+        path, number = self.folder / "trace.json", 1
+        while (kept := path.with_name(f"trace-{number}.json")).exists():
+            number += 1
+        if path.exists():
+            path.replace(kept)
+        return path
 
     def _build_or_close(self, build: Callable[[], None]) -> None:
         """Build the run; if that fails, what was started ends with it."""
@@ -155,6 +347,7 @@ class Application(ABC):
         self.learner.call("save", str(self.last_checkpoint), {**state, "coordinator": coordinator}, waiting, *more)
         self._unsaved = False
         self._records.flush()
+        self.write_summary()
         return self.last_checkpoint
 
     def _save_after(self, error: Exception) -> None:
@@ -173,6 +366,7 @@ class Application(ABC):
     def close(self) -> None:
         """End every role and whatever else runs, each of them whatever becomes of the others."""
         self._closing = True
+        self.kept.stop()
         failed: Exception | None = None
         coordinator = [self.coordinator.close] if hasattr(self, "coordinator") else []
         for close in (self.backend.close, *coordinator, self._records.close):
@@ -196,12 +390,10 @@ class ScoredApplication(Application):
     def __init__(
         self, options: Any, folder: Path, backend: Backend, records: Records, progress: Progress | None
     ) -> None:
-        self.options, self.folder, self.backend, self._records = options, folder, backend, records
-        self.progress = progress or Progress()
+        super().__init__(options, folder, backend, records, progress)
         self.best: dict[str, Any] = {"return": None, "version": -1}
         self.history: list[dict[str, Any]] = []  # one row per evaluation
         self._at: dict[int, dict[str, int]] = {}  # how far the run was at the last versions
-        self._started = time.monotonic()
 
     @abstractmethod
     def _now(self) -> dict[str, int]:
@@ -257,6 +449,15 @@ class ScoredApplication(Application):
         self._keep_best(row["mean_return"], version, weights)
         self.save()  # the last weights may be the best
         return row
+
+    def _evaluations(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": "evaluation", "version": row["version"], "steps": row[self.axis], "seconds": row["seconds_at"],
+                "score": row["mean_return"], "low": row["min_return"], "high": row["max_return"],
+            }
+            for row in self.history
+        ]  # fmt: skip
 
     def _description(self) -> dict[str, Any]:
         return {

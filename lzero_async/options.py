@@ -68,6 +68,13 @@ def seed(name: str, value: Any, bits: int = 31) -> int:
     return int(value)
 
 
+def port(name: str, value: Any) -> int:
+    """`value` as a port's number or 0, or a ConfigError."""
+    if whole_number(name, value, 0) > 65_535:
+        raise ConfigError(f"{name} is {value!r}; a port is at most 65535.")
+    return int(value)
+
+
 def device(name: str, value: Any) -> str:
     """The name of a device, without spaces around it, or a ConfigError. Whether it is here is `present_device`'s question."""
     word = text(name, value).strip()
@@ -152,6 +159,16 @@ class Option(NamedTuple):
         """The kind that is given or that the default shows; str where a word is handed to the check as it is."""
         kind = self.kind or type(self.default)
         return kind if kind in METAVARS else str
+
+
+WATCHING: Final[Mapping[str, Option]] = MappingProxyType({
+    "plain": Option(False, flag, "lines instead of the live view, also on a terminal"),
+    "trace": Option(True, flag, "write trace.json, which Perfetto, the report and the timeline need"),
+    "report": Option(True, flag, "write report.html at the end"),
+    "wandb": Option("off", words("off", "offline", "online"), "Weights & Biases: off, offline (no account) or online"),
+    "metrics_port": Option(0, port, "serve Prometheus metrics on this port of this machine (0: not)"),
+})  # fmt: skip
+"""What every application offers to those who watch its runs."""
 
 
 class OptionTable:

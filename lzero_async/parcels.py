@@ -66,6 +66,12 @@ class Parcel:
         parcel._packed, parcel._descriptor = packed, descriptor
         return parcel
 
+    @property
+    def nbytes(self) -> int | None:
+        """Its size on its way; None where it was not packed, since it stays in this process."""
+        packed = self._packed
+        return None if packed is None else len(packed.payload) + sum(map(len, packed.inside)) + packed.size
+
     def open(self) -> Any:
         """The value. Raises LzeroAsyncError after the call that the parcel came with."""
         with self._lock:

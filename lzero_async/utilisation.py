@@ -112,6 +112,25 @@ class Utilisation:
         return list(found.values())
 
 
+def use_of(pids: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+    """CPU seconds so far and memory (bytes) of processes with everything that they started, by name; those that are gone, and
+    all where psutil is missing, are left out."""
+    psutil = _psutil()
+    if psutil is None:
+        return {}
+    found = {}
+    for name, pid in pids.items():
+        try:
+            process = psutil.Process(pid)
+            members = [process, *process.children(recursive=True)]
+            times = [member.cpu_times() for member in members]
+            memory = sum(member.memory_info().rss for member in members)
+        except psutil.Error:  # it ended meanwhile
+            continue
+        found[name] = sum(time.user + time.system for time in times), memory
+    return found
+
+
 class QueueUse:
     """How full the line of waiting batches is when the learner takes one, that one included: `mean` so far (None before the
     first look and at degree 0) and `fill` at the last look."""

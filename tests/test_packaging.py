@@ -198,8 +198,8 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 
 ORDER = [
     "errors types",
-    "config activity calls parcels checkpoint progress distributions",
-    "clock gate trace wire records run_folder options",
+    "config activity calls parcels checkpoint progress distributions summary kept_warnings",
+    "clock gate trace wire records run_folder options view",
     "adaptive stats tuning utilisation",
     "weights queues threads resume simulation",
     "shell backends worker",

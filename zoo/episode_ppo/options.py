@@ -11,6 +11,7 @@ from easydict import EasyDict
 from lzero_async.config import positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
+    WATCHING,
     Option,
     OptionTable,
     arguments,
@@ -51,9 +52,8 @@ GROUPS: dict[str, dict[str, Option]] = {
         "eval_every": Option(5, whole(0), "updates between evaluations (0: none)"),
         "eval_episodes": Option(20, whole(1), "episodes of an evaluation"),
         "checkpoint_every": Option(20, whole(0), "updates between checkpoints (0: only at the end)"),
-        "wandb": Option("off", words("off", "offline", "online"), "Weights & Biases: off, offline (no account) or online"),
-        "trace": Option(True, flag, "write trace.json, which Perfetto opens"),
     },
+    "watching": dict(WATCHING),
     "staleness": {
         "off_policy_degree": Option(
             None, optional(whole(0)),

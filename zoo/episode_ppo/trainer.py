@@ -19,8 +19,8 @@ from lzero_async.application import ScoredApplication, thread_limit
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
-from lzero_async.types import Batch, CollectContext, EvalResult, RunResult, TrainReport
-from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample
+from lzero_async.types import Batch, CollectContext, EvalResult, TrainReport
+from lzero_async.view import Count, Progressed, seconds_left
 from zoo.episode_ppo import roles
 from zoo.episode_ppo.factories import Spaces
 from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Trainer(ScoredApplication):
     """One run: build it, `resume` it or not, `run` it, `close` it. `spaces` are those of the options' environment."""
 
-    axis = "trained_episodes"
+    program, axis = "episode_ppo", "trained_episodes"
     pool: Pool
 
     def __init__(self, options: EasyDict, folder: Path, spaces: Spaces, *, progress: Progress | None = None) -> None:
@@ -52,13 +52,10 @@ class Trainer(ScoredApplication):
         backend = make_backend("process" if options.backend == "auto" else options.backend)
         super().__init__(options, folder, backend, records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self.queue = QueueUse()
         self.spaces = spaces
         self._learner_seconds = 0.0
         self._episodes_before = self._steps_before = self._trained_before = 0
         self._busy_before = 0.0
-        self._used: UtilisationSample | None = None  # of the whole run
-        self._wall: float | None = None  # seconds of the run, once it is over
         self._build_or_close(self._build)
 
     def _build(self) -> None:
@@ -91,7 +88,7 @@ class Trainer(ScoredApplication):
             max_restarts=options.max_restarts,
             restart_backoff=options.restart_backoff,
             get_weights=lambda: self.learner.call("weights"),
-            trace=self.folder / "trace.json" if options.trace else None,
+            trace=self._trace_file(),
         )
         self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
@@ -125,7 +122,6 @@ class Trainer(ScoredApplication):
 
     def train(self, batch: Batch) -> TrainReport:
         """Have the learner train on a round, and record what came of it."""
-        self.queue.look(self.coordinator.shell.gate)
         done = self.learner.call("train", batch.data, self._learning_rate_scale())
         self.counters = done.pop("counters")
         self._learner_seconds += done["seconds"]
@@ -168,41 +164,28 @@ class Trainer(ScoredApplication):
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def run(self) -> RunResult:
-        """Train until a limit is reached; save the last and the best checkpoint on the way."""
-        options = self.options
-        self._started, use = time.monotonic(), Utilisation()
-        before, self._trained_before = self.pool.statistics(), self.counters["episodes"]
+    def _loop(self) -> dict[str, Any]:
+        options, before = self.options, self.pool.statistics()
+        self._trained_before = self.counters["episodes"]
         self._episodes_before, self._steps_before, self._busy_before = (
             before.complete,
             before.steps,
             before.busy_seconds,
         )
-        if not self.last_checkpoint.is_file():
-            self.save()  # from now on there always is one to go on from
         max_train, max_collect = self._limits()
-        try:
-            return self.coordinator.run(
-                self.collect,
-                self.train,
-                None if self.evaluator is None else self.evaluate,
-                eval_every=options.eval_every,
-                max_train=max_train,
-                max_collect=max_collect,
-                max_seconds=options.max_seconds or None,
-                eval_target=options.target_return,
-                on_eval=self._evaluated,
-                after_train=self._trained,
-                on_restart=self._restarted,
-                background=self._background(),
-                print_statistics=False,
-            )
-        except Exception as error:
-            self._save_after(error)
-            raise
-        finally:
-            self._wall, self._used = time.monotonic() - self._started, use.sample()
-            self.progress.clear()
+        return dict(
+            collect_fn=self.collect,
+            eval_fn=None if self.evaluator is None else self.evaluate,
+            eval_every=options.eval_every,
+            max_train=max_train,
+            max_collect=max_collect,
+            max_seconds=options.max_seconds or None,
+            eval_target=options.target_return,
+            on_eval=self._evaluated,
+            after_train=self._trained,
+            on_restart=self._restarted,
+            background=self._background(),
+        )
 
     def _limits(self) -> tuple[int | None, int | None]:
         """Trains and collects with which total_episodes are reached; earlier rounds may have been of another size."""
@@ -255,8 +238,7 @@ class Trainer(ScoredApplication):
     def busy(self) -> dict[str, float]:
         """Share of the run's time that environments were in an episode, those that can be at once, and that the learner
         learned."""
-        wall = max(time.monotonic() - self._started if self._wall is None else self._wall, 1e-9)
-        pool = self.pool.statistics()
+        wall, pool = max(self.gone, 1e-9), self.pool.statistics()
         played = (pool.busy_seconds - self._busy_before) / pool.at_once
         whole = max(self.coordinator.get_statistics()["wall_time"], 1e-9)
         return {
@@ -267,46 +249,53 @@ class Trainer(ScoredApplication):
     def statistics(self) -> dict[str, Any]:
         """Everything that a results file holds of the run."""
         statistics, pool = self.coordinator.get_statistics(), self.pool.statistics()
-        seen = self._used
         seconds = max(statistics["wall_time"], 1e-9)
         return {
             "counters": dict(self.counters),
             "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
             "busy": self.busy(),
-            "utilisation": {
-                "queue": self.queue.mean,
-                "buffer": None,
-                "cpu": None if seen is None else seen.cpu,
-                "gpu": None if seen is None else seen.gpu,
-                "cpu_seconds": None if seen is None else seen.cpu_seconds,
-            },
+            "utilisation": self.utilisation(),
             "effective_samples_per_second": self.counters["steps"] / seconds,
             "episodes_per_second": self.counters["episodes"] / seconds,
             "environments": pool._asdict(),
             "coordinator": statistics,
         }
 
+    def _title(self) -> str:
+        return f"Whole-episode PPO: {self.options.env}"
+
+    def _progressed(self) -> Progressed:
+        options, pool, gone = self.options, self.pool.statistics(), max(self.gone, 1e-9)
+        played = pool.complete - self._episodes_before
+        counts = (
+            Count("episodes", self.counters["episodes"], options.total_episodes or None, self._trained_before),
+            Count("environment steps", self.counters["steps"]),
+            Count("updates", self.counters["updates"]),
+            Count("seconds", gone, options.max_seconds or None),
+        )
+        return Progressed(
+            counts=counts,
+            rates={"episodes/s": played / gone, "environment steps/s": (pool.steps - self._steps_before) / gone},
+            fills={"queue": self.queue.mean, "buffer": None},
+            score="mean return",
+            last_score=self.history[-1]["mean_return"] if self.history else None,
+            best_score=self.best["return"],
+            highest_score=None,
+            recent_score=pool.mean_return,
+        )
+
     def line(self) -> str:
         """The live line."""
-        options, episodes = self.options, self.counters["episodes"]
-        gone, pool = time.monotonic() - self._started, self.pool.statistics()
-        left = self._time_left(episodes, gone)
+        options, episodes, gone, seen = self.options, self.counters["episodes"], self.gone, self._progressed()
+        left, pool = seconds_left(seen.counts, gone), self.pool.statistics()
         parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"episodes {episodes:,}" + (f"/{options.total_episodes:,}" if options.total_episodes else ""))
         if pool.mean_return is not None:
             parts.append(f"return {pool.mean_return:.1f}, length {pool.mean_length:.0f}")
         parts.append(f"best eval {self.best['return']:.1f}" if self.best["return"] is not None else "best eval -")
-        parts.append(f"{(pool.complete - self._episodes_before) / gone:.1f} eps/sec")
-        parts.append(f"{(pool.steps - self._steps_before) / gone:.0f} steps/s")
+        parts.append(f"{seen.rates['episodes/s']:.1f} eps/sec")
+        parts.append(f"{seen.rates['environment steps/s']:.0f} steps/s")
         return " | ".join(parts)
-
-    def _time_left(self, episodes: int, gone: float) -> float | None:
-        options, done = self.options, []
-        if options.max_seconds:
-            done.append(gone / options.max_seconds)
-        if options.total_episodes and episodes > self._trained_before:
-            done.append((episodes - self._trained_before) / max(1, options.total_episodes - self._trained_before))
-        return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
 

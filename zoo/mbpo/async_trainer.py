@@ -17,7 +17,7 @@ from easydict import EasyDict
 from lzero_async import BoundedQueue, Parcel, WeightStore, Worker
 from lzero_async.calls import listen, stopped
 from lzero_async.errors import QueueClosed, WorkerError
-from lzero_async.types import BackgroundContext, Batch, RunResult
+from lzero_async.types import BackgroundContext, Batch
 from zoo.mbpo.options import AUTOMATIC, queue_batches
 from zoo.mbpo.trainer import Trainer
 from zoo.mbpo.tuning import Tuning
@@ -116,9 +116,9 @@ class AsyncTrainer(Trainer):
         queue = self.model_queue.statistics()
         return found | {"model_queue": queue.size, "model_queue_dropped": queue.dropped}
 
-    def run(self) -> RunResult:
+    def _loop(self) -> dict[str, Any]:
         self.tuning.apply(self)
-        return super().run()
+        return super()._loop()
 
     # -- in the background -----------------------------------------------------------------------------------------------
 

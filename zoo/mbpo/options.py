@@ -10,6 +10,7 @@ from easydict import EasyDict
 from lzero_async.config import one_of, positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
+    WATCHING,
     Option,
     OptionTable,
     arguments,
@@ -53,9 +54,8 @@ GROUPS: dict[str, dict[str, Option]] = {
         "eval_episodes": Option(20, whole(1), "episodes of an evaluation"),
         "checkpoint_every": Option(20, whole(0), "trains between checkpoints (0: only at the end)"),
         "log_interval": Option(1_000, whole(1), "agent updates between two log lines"),
-        "wandb": Option("off", words("off", "offline", "online"), "Weights & Biases: off, offline (no account) or online"),
-        "trace": Option(True, flag, "write trace.json, which Perfetto opens"),
     },
+    "watching": dict(WATCHING),
     "where": {
         "device": Option("auto", device, "of the learner: auto, cpu, cuda or cuda:N"),
         "backend": Option(

@@ -21,8 +21,9 @@ from lzero_async.errors import ConfigError
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
-from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
-from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample
+from lzero_async.types import BackgroundContext, Batch, EvalResult, TrainReport
+from lzero_async.utilisation import Utilisation
+from lzero_async.view import Count, Progressed, seconds_left
 from zoo.mbpo.data_collector import AsyncDataCollector
 from zoo.mbpo.options import backend_of
 from zoo.mbpo.roles import make_role
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 class Trainer(ScoredApplication):
     """One run: build it, `resume` it or not, `run` it, `close` it. Subclasses say how it is coordinated and who learns."""
 
-    axis = "real_steps"
+    program, axis = "mbpo", "real_steps"
     collectors: AsyncDataCollector
 
     def __init__(
@@ -51,7 +52,6 @@ class Trainer(ScoredApplication):
         super().__init__(options, folder, make_backend(backend_of(options)), records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.ages: dict[str, float] = {}  # of the sampled rows, by source
-        self.queue = QueueUse()
         self._fill: dict[str, float] = {}
         self._busy: dict[str, float] = {}  # seconds that each role has worked
         self._rates: dict[str, float] = {}
@@ -59,7 +59,6 @@ class Trainer(ScoredApplication):
         self._logged = 0
         self._steps_before = 0
         self._since_last = Utilisation()
-        self._used: UtilisationSample | None = None  # of the whole run
         self.source = source or GymSource(options)
         self._build_or_close(self._build)
 
@@ -103,7 +102,7 @@ class Trainer(ScoredApplication):
             restart_backoff=options.restart_backoff,
             enable_async_eval=options.trainer != "sync",
             get_weights=lambda: self.learner.call("weights"),
-            trace=self.folder / "trace.json" if options.trace else None,
+            trace=self._trace_file(),
             **self._coordination(),
         )
         if self.backend.kind == "process":
@@ -175,7 +174,6 @@ class Trainer(ScoredApplication):
 
     def train(self, batch: Batch) -> TrainReport:
         """Have the learners take a batch in (or, in a replay, go on with what they have), and record what came of it."""
-        self.queue.look(self.coordinator.shell.gate)
         done = self._learn(batch)
         self.counters |= {name: done[name] for name in COUNTERS if name in done}
         self.ages |= {name: value for name, value in done.items() if "_age_" in name}
@@ -220,37 +218,23 @@ class Trainer(ScoredApplication):
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def run(self) -> RunResult:
-        """Train until a limit is reached; save the last and the best checkpoint on the way."""
-        options = self.options
-        self._started, self._steps_before = time.monotonic(), self.counters["real_data"]
-        use = Utilisation()
-        if not self.last_checkpoint.is_file():
-            self.save()  # from now on there always is one to go on from
-        evaluates = self.evaluator is not None
-        try:
-            return self.coordinator.run(
-                self.collectors.collect,
-                self.train,
-                self.evaluate if evaluates else None,
-                eval_every=options.eval_every if evaluates else 0,
-                max_collect=self._max_collect(),
-                max_seconds=options.max_seconds or None,
-                eval_target=options.target_return,
-                stop_fn=self._enough,
-                on_eval=self._evaluated,
-                after_train=self._trained,
-                on_restart=self._restarted,
-                on_retire=self.collectors.retire,
-                background=self._background(),
-                print_statistics=False,
-            )
-        except Exception as error:
-            self._save_after(error)
-            raise
-        finally:
-            self._used = use.sample()
-            self.progress.clear()
+    def _loop(self) -> dict[str, Any]:
+        options, evaluates = self.options, self.evaluator is not None
+        self._steps_before = self.counters["real_data"]
+        return dict(
+            collect_fn=self.collectors.collect,
+            eval_fn=self.evaluate if evaluates else None,
+            eval_every=options.eval_every if evaluates else 0,
+            max_collect=self._max_collect(),
+            max_seconds=options.max_seconds or None,
+            eval_target=options.target_return,
+            stop_fn=self._enough,
+            on_eval=self._evaluated,
+            after_train=self._trained,
+            on_restart=self._restarted,
+            on_retire=self.collectors.retire,
+            background=self._background(),
+        )
 
     def _max_collect(self) -> int | None:
         """Collects to make in all, so that no more than `max_steps` real steps (rounded up to a collect) are made; None where
@@ -306,15 +290,8 @@ class Trainer(ScoredApplication):
 
     def shares(self) -> dict[str, float | None]:
         """Use of queue, buffer, CPU and GPU, 0 to 1, since this was asked last; None where there is none."""
-        return self._use(self._since_last.sample())
-
-    def _use(self, seen: UtilisationSample | None) -> dict[str, float | None]:
-        return {
-            "queue": self.queue.mean,
-            "buffer": self._fill.get("real_buffer"),
-            "cpu": None if seen is None else seen.cpu,
-            "gpu": None if seen is None else seen.gpu,
-        }
+        seen = self._since_last.sample()
+        return {"queue": self.queue.mean, "buffer": self._fill.get("real_buffer"), "cpu": seen.cpu, "gpu": seen.gpu}
 
     def busy(self) -> dict[str, float]:
         """Share of the run's time that each kind of role worked."""
@@ -335,32 +312,46 @@ class Trainer(ScoredApplication):
             "ages": dict(self.ages),
             "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
             "busy": self.busy(),
-            "utilisation": {**self._use(self._used), "cpu_seconds": self._used and self._used.cpu_seconds},
+            "utilisation": self.utilisation(),
             "effective_samples_per_second": self.counters["real_data"] / seconds,
             "collectors": collectors._asdict(),
             "coordinator": statistics,
         }
 
+    def _title(self) -> str:
+        return f"MBPO ({self.options.trainer}): {self.options.env}"
+
+    def _progressed(self) -> Progressed:
+        options, gone, collectors = self.options, self.gone, self.collectors.statistics()
+        counts = (
+            Count("environment steps", self.counters["real_data"], options.max_steps or None, self._steps_before),
+            Count("updates", self.counters["agent_updates"]),
+            Count("seconds", gone, options.max_seconds or None),
+        )
+        return Progressed(
+            counts=counts,
+            rates={"environment steps/s": collectors.steps_per_second, "updates/s": self._rates.get("updates", 0.0)},
+            fills={"queue": self.queue.mean, "buffer": self._fill.get("real_buffer")},
+            score="mean return",
+            last_score=self.history[-1]["mean_return"] if self.history else None,
+            best_score=self.best["return"],
+            highest_score=None,
+            recent_score=collectors.mean_return,
+        )
+
     def line(self) -> str:
         """The live line."""
-        options, steps, gone = self.options, self.counters["real_data"], time.monotonic() - self._started
-        left = self._time_left(steps, gone)
-        collectors = self.collectors.statistics()
+        options, steps, seen = self.options, self.counters["real_data"], self._progressed()
+        gone, left = self.gone, seconds_left(seen.counts, self.gone)
         parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"real {steps:,}" + (f"/{options.max_steps:,}" if options.max_steps else ""))
-        parts.append(f"return {collectors.mean_return:.0f}" if collectors.mean_return is not None else "return -")
+        parts.append(f"return {seen.recent_score:.0f}" if seen.recent_score is not None else "return -")
         parts.append(f"best eval {self.best['return']:.0f}" if self.best["return"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")
         if self._rates:
-            parts.append(f"{collectors.steps_per_second:.0f} steps/s, {self._rates['updates']:.0f} updates/s")
+            rates = seen.rates
+            parts.append(f"{rates['environment steps/s']:.0f} steps/s, {rates['updates/s']:.0f} updates/s")
         return " | ".join(parts)
-
-    def _time_left(self, steps: int, gone: float) -> float | None:
-        options = self.options
-        done = [gone / options.max_seconds] if options.max_seconds else []
-        if options.max_steps and steps > self._steps_before:
-            done.append((steps - self._steps_before) / max(1, options.max_steps - self._steps_before))
-        return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
 
     def _told(self, event: Any) -> None:
         """A role says how far it is."""

@@ -14,7 +14,19 @@ from easydict import EasyDict
 
 from lzero_async.config import one_of, positive_number
 from lzero_async.errors import ConfigError
-from lzero_async.options import Check, between, device, flag, nonempty, present_device, seed, text, whole, words
+from lzero_async.options import (
+    WATCHING,
+    Check,
+    between,
+    device,
+    flag,
+    nonempty,
+    present_device,
+    seed,
+    text,
+    whole,
+    words,
+)
 from zoo.jericho.priorzero import priorzero_config
 
 
@@ -69,7 +81,8 @@ RULES: dict[str, dict[str, Check]] = {
     "run_config": dict(
         exp_name=nonempty, seed=_seed, max_iter=whole(0), max_env_step=whole(0), max_seconds=between(0, 1e9),
         target_score=between(0, 1e9), eval_every=whole(0), eval_episodes=whole(1), eval_modes=_modes, final_eval_modes=_modes,
-        eval_temperature=between(0, 10), checkpoint_every=whole(0), checkpoint_buffer=flag, trace=flag,
+        eval_temperature=between(0, 10), checkpoint_every=whole(0), checkpoint_buffer=flag,
+        **{name: option.check for name, option in WATCHING.items()},
     ),
 }  # fmt: skip
 

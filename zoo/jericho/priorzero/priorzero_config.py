@@ -223,8 +223,16 @@ run_config = dict(
     checkpoint_every=5,
     # Save the replay buffer with each checkpoint; without it a resumed run starts with an empty one.
     checkpoint_buffer=True,
-    # Write a Chrome trace of the run's stages.
-    trace=False,
+    # Lines instead of the live view, also on a terminal.
+    plain=False,
+    # Write trace.json, which Perfetto, the report and the timeline need.
+    trace=True,
+    # Write report.html at the end.
+    report=True,
+    # Weights & Biases: off, offline (no account needed) or online.
+    wandb="off",
+    # Serve Prometheus metrics on this port of this machine (0: not).
+    metrics_port=0,
 )
 
 SECTIONS = dict(

@@ -69,6 +69,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--off_policy_degree", type=int, help="0 synchronous, 1 and more asynchronous, -1 automatic")
     how.add_argument("--num_collectors", type=int, help="collectors that play at once (at most the degree are busy)")
     how.add_argument("--async_eval", action="store_true", default=None, help="evaluate in the background")
+    watching = parser.add_argument_group("watching")
+    watching.add_argument("--plain", action="store_true", default=None, help="lines instead of the live view")
+    watching.add_argument(
+        "--wandb", choices=("off", "offline", "online"), help="Weights & Biases (offline: no account)"
+    )
+    watching.add_argument("--metrics_port", type=int, help="serve Prometheus metrics on this port of this machine")
     llm = parser.add_argument_group("language model")
     llm.add_argument("--llm", help="folder or hub name (default: SmolLM2-135M-Instruct from PyPI)")
     llm.add_argument("--llm_engine", choices=("transformers", "vllm"), help="what runs it")
@@ -90,6 +96,9 @@ FLAGS = {
     "off_policy_degree": "policy_config.off_policy_degree",
     "num_collectors": "policy_config.num_collectors",
     "async_eval": "policy_config.enable_async_eval",
+    "plain": "run_config.plain",
+    "wandb": "run_config.wandb",
+    "metrics_port": "run_config.metrics_port",
     "llm": "llm_config.llm",
     "llm_engine": "llm_config.llm_engine",
     "llm_url": "llm_config.llm_url",

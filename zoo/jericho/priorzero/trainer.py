@@ -23,8 +23,8 @@ from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
-from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, RunResult, StopSignal, TrainReport
-from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample
+from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, StopSignal, TrainReport
+from lzero_async.view import Count, Progressed, seconds_left
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
 from zoo.jericho.priorzero.options import (
@@ -55,10 +55,13 @@ SCALARS = (
 class PriorZero(Application):
     """One run: build it, `resume` it or not, `run` it, `close` it."""
 
+    program = "priorzero"
+
     def __init__(self, options: EasyDict, game: Game, folder: Path, progress: Progress | None = None) -> None:
-        self.options, self.game, self.folder = options, game, folder
-        self.progress = progress or Progress()
-        policy, run = options.policy_config, options.run_config
+        policy = options.policy_config
+        backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
+        super().__init__(options, folder, backend, Records(folder), progress)
+        self.game = game
         self.progress.note(f"game: {game.label} ({game.path.name}, {game.max_score} points)")
         self.env_steps = 0
         self.updates = 0
@@ -71,13 +74,8 @@ class PriorZero(Application):
         self._losses: dict[str, float] = {}
         self._rates = {"collect": 0.0, "train": 0.0}
         self._stored = 0  # transitions in the replay buffer
-        self._used: UtilisationSample | None = None  # of the machine, by the last run
-        self.queue = QueueUse()
         self._reuse: dict[tuple[str, str], dict[str, Any]] = {}  # the last report of each role in each of its processes
-        self._started = time.monotonic()
         self._steps_before = self._trains_before = 0
-        self._records = Records(folder)
-        self.backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
         try:
             self._start_roles()
             if self.backend.kind == "process":
@@ -96,7 +94,7 @@ class PriorZero(Application):
                 max_restarts=policy.max_restarts,
                 restart_backoff=policy.restart_backoff,
                 get_weights=lambda: self.learner.call("weights"),
-                trace=folder / "trace.json" if run.trace else None,
+                trace=self._trace_file(),
             )
             self._wait_for_roles()
         except BaseException:
@@ -174,7 +172,6 @@ class PriorZero(Application):
 
     def train(self, batch: Batch) -> TrainReport:
         """Have the learner store the batch and make the updates owed for it."""
-        self.queue.look(self.coordinator.shell.gate)
         meta = batch.data.meta
         done = self.learner.call("train", batch.id, batch.version, batch.data)
         self.env_steps += meta["steps"]
@@ -247,35 +244,22 @@ class PriorZero(Application):
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def run(self) -> RunResult:
-        """Train until a limit of run_config is reached; save the last and the best checkpoint on the way."""
+    def _loop(self) -> dict[str, Any]:
         run = self.options.run_config
-        self._started, self._steps_before = time.monotonic(), self.env_steps
-        whole_run = Utilisation()
-        if not self.last_checkpoint.is_file():
-            self.save()  # from now on there always is one to go on from
-        try:
-            return self.coordinator.run(
-                self.collect,
-                self.train,
-                self.evaluate if run.eval_every and run.eval_modes else None,
-                eval_every=run.eval_every if run.eval_modes else 0,
-                max_train=run.max_iter or None,
-                max_seconds=run.max_seconds or None,
-                eval_target=run.target_score or None,
-                stop_fn=lambda: bool(run.max_env_step) and self.env_steps >= run.max_env_step,
-                on_eval=self._evaluated,
-                after_train=self._trained,
-                on_restart=self._restarted,
-                on_retire=lambda worker: self.collectors[worker].kill(),
-                print_statistics=False,
-            )
-        except Exception as error:
-            self._save_after(error)
-            raise
-        finally:
-            self._used = whole_run.sample()
-            self.progress.clear()
+        self._steps_before = self.env_steps
+        return dict(
+            collect_fn=self.collect,
+            eval_fn=self.evaluate if run.eval_every and run.eval_modes else None,
+            eval_every=run.eval_every if run.eval_modes else 0,
+            max_train=run.max_iter or None,
+            max_seconds=run.max_seconds or None,
+            eval_target=run.target_score or None,
+            stop_fn=lambda: bool(run.max_env_step) and self.env_steps >= run.max_env_step,
+            on_eval=self._evaluated,
+            after_train=self._trained,
+            on_restart=self._restarted,
+            on_retire=lambda worker: self.collectors[worker].kill(),
+        )
 
     def final_evaluation(self) -> list[dict[str, Any]]:
         """Evaluate the last weights once more, in every mode of final_eval_modes."""
@@ -316,33 +300,57 @@ class PriorZero(Application):
             self.collected_steps += number
         self.progress.show(self.line())
 
+    def _watching(self) -> Any:
+        return self.options.run_config
+
+    def _title(self) -> str:
+        return f"PriorZero: {self.game.label}"
+
+    def _progressed(self) -> Progressed:
+        run, rates = self.options.run_config, self._rates
+        steps = max(self.env_steps, self._steps_before + self.collected_steps)
+        counts = (
+            Count("environment steps", steps, run.max_env_step or None, self._steps_before),
+            Count("trains", self.coordinator.train_count, run.max_iter or None, self._trains_before),
+            Count("updates", self.updates),
+            Count("seconds", self.gone, run.max_seconds or None),
+        )
+        return Progressed(
+            counts=counts,
+            rates={"environment steps/s": rates["collect"], "updates/s": rates["train"]},
+            fills={
+                "queue": self.queue.mean, "buffer": self._stored / self.options.policy_config.replay_buffer_size
+            },
+            score="score",
+            last_score=self.history[-1]["mean"] if self.history else None,
+            best_score=self.best["score"],
+            highest_score=self.game.max_score,
+            recent_score=float(np.mean(self._recent)) if self._recent else None,
+        )  # fmt: skip
+
+    def _evaluations(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": row["mode"], "version": row["version"], "steps": row["env_steps"], "seconds": row["seconds"],
+                "score": row["mean"], "low": min(row["scores"]), "high": max(row["scores"]),
+            }
+            for row in self.history
+        ]  # fmt: skip
+
     def line(self) -> str:
         """The live line."""
-        run = self.options.run_config
-        steps = max(self.env_steps, self._steps_before + self.collected_steps)
-        left = self._time_left(steps)
-        parts = [duration(time.monotonic() - self._started) + (f", {duration(left)} left" if left is not None else "")]
+        run, seen = self.options.run_config, self._progressed()
+        steps, left = int(seen.counts[0].value), seconds_left(seen.counts, self.gone)
+        parts = [duration(self.gone) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"env steps {steps:,}" + (f"/{run.max_env_step:,}" if run.max_env_step else ""))
         parts.append(f"train {self.coordinator.train_count}" + (f"/{run.max_iter}" if run.max_iter else ""))
-        parts.append(f"score {np.mean(self._recent):.1f}" if self._recent else "score -")
+        parts.append(f"score {seen.recent_score:.1f}" if seen.recent_score is not None else "score -")
         parts.append(f"best eval {self.best['score']:.1f}" if self.best["score"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")
         if self._losses:
             parts.append(f"{self._rates['collect']:.0f} steps/s, {self._rates['train']:.1f} updates/s")
             parts.append(f"loss {self._losses['weighted_total_loss']:.2f}")
         return " | ".join(parts)
-
-    def _time_left(self, steps: int) -> float | None:
-        run = self.options.run_config
-        gone = time.monotonic() - self._started
-        done = []
-        if run.max_env_step and steps > self._steps_before:
-            done.append((steps - self._steps_before) / max(1, run.max_env_step - self._steps_before))
-        if run.max_iter and (trains := self.coordinator.train_count - self._trains_before):
-            done.append(trains / max(1, run.max_iter - self._trains_before))
-        if run.max_seconds:
-            done.append(gone / run.max_seconds)
-        return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
 
     def _report_reuse(self, worker: Worker, report: dict[str, Any]) -> None:
         self._reuse[report["key"], worker.name] = report
@@ -362,18 +370,6 @@ class PriorZero(Application):
             if name in values:
                 values[name] = known / values[asked] if values[asked] else 0.0
         return values
-
-    def utilisation(self) -> dict[str, float | None]:
-        """Use of queue, buffer, CPU and GPU over the whole run, 0 to 1, and the run's own CPU seconds; None where there is
-        none."""
-        seen = self._used
-        return {
-            "queue": self.queue.mean,
-            "buffer": self._stored / self.options.policy_config.replay_buffer_size,
-            "cpu": None if seen is None else seen.cpu,
-            "gpu": None if seen is None else seen.gpu,
-            "cpu_seconds": None if seen is None else seen.cpu_seconds,
-        }
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
