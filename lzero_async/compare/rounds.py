@@ -13,10 +13,11 @@ from lzero_async.gate import Gate, Ticket
 
 
 class Rounds(NamedTuple):
-    """What came of it: trains per unit of time after the first quarter, and the mean staleness."""
+    """What came of it: trains per unit of time after the first quarter, and the staleness of their batches, mean and worst."""
 
     rate: float
     staleness: float
+    worst: int
 
 
 class _Pool:
@@ -30,7 +31,7 @@ class _Pool:
         self.events: list[tuple[float, int, Ticket | None]] = []  # the end of an episode, or of a train
         self.now, self.order, self.streams = 0.0, 0, {name: random.Random(f"{seed}/{name}") for name in self.durations}
         self.finished: list[float] = []
-        self.staleness = 0
+        self.staleness: list[int] = []
 
     def run(self, trains: int) -> Rounds:
         self._settle()
@@ -48,7 +49,8 @@ class _Pool:
                     continue
             self._settle()
         warm = max(1, trains // 4)
-        return Rounds((trains - warm) / (self.finished[-1] - self.finished[warm - 1]), self.staleness / trains)
+        rate = (trains - warm) / (self.finished[-1] - self.finished[warm - 1])
+        return Rounds(rate, sum(self.staleness) / trains, max(self.staleness))
 
     def _settle(self) -> None:
         gate = self.gate
@@ -56,7 +58,7 @@ class _Pool:
             if gate.try_commit(number) is not None:
                 del self.missing[number]
         if gate.train_rule() is None:
-            self.staleness += gate.version - gate.start_train().version
+            self.staleness.append(gate.version - gate.start_train().version)
             self._end_after("train", None)
         while (ticket := gate.try_collect()) is not None:
             self.missing[ticket.id] = self.episodes

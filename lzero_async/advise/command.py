@@ -1,0 +1,30 @@
+"""The program: read a run or the times by hand, simulate, print the advice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from lzero_async.advise.applications import Advised, by_hand, of_run
+from lzero_async.advise.arguments import Request, parse
+from lzero_async.advise.choose import advise
+from lzero_async.advise.measured import read_run
+from lzero_async.advise.show import as_json, as_text
+from lzero_async.run_folder import exit_code
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the advice; return the exit code: 0 done, 2 bad input."""
+    return exit_code(lambda: _print(parse(arguments)), "RUN")
+
+
+def _print(request: Request) -> int:
+    advised = advised_of(request)
+    advice = advise(advised, request)
+    print(json.dumps(as_json(advised, advice), indent=1) if request.json else as_text(advised, advice))
+    return 0
+
+
+def advised_of(request: Request) -> Advised:
+    """What the request asks advice on."""
+    return by_hand(request) if request.run is None else of_run(read_run(request.run), request)
