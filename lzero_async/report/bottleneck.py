@@ -1,0 +1,171 @@
+"""What held a run back, in one sentence with the number behind it. A pure function over the run's summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from lzero_async.report.words import is_number, number, percent
+
+BUSY: Final = 0.85  # share of the time from which on a role is the one that others wait for
+MUCH: Final = 0.15  # share of the time that is worth a word
+CORES_BUSY: Final = 0.9
+OWN: Final = 0.6  # below this share of the busy cores others use them
+LEAST_TRAINS: Final = 3
+
+
+class Bottleneck(NamedTuple):
+    """`kind` is one word for programs: unknown, turns, failures, evaluation, others, cores, learner, collectors, degree, none."""
+
+    kind: str
+    sentence: str
+
+
+class _Shares(NamedTuple):
+    """Shares of a role's time; for collectors the mean."""
+
+    active: float
+    waiting: float
+    idle: float
+
+
+def find_bottleneck(summary: Mapping[str, Any]) -> Bottleneck:
+    """What to change first to make a run like this one faster; `summary` is that of summary.json."""
+    statistics = summary.get("statistics") or {}
+    roles = summary.get("roles") or []
+    learner, collectors = _shares(roles, "learner"), _shares(roles, "collector")
+    if learner is None or collectors is None or (statistics.get("train_count") or 0) < LEAST_TRAINS:
+        return Bottleneck("unknown", "The run is too short, or left too little, to say what held it back.")
+    for look in (_turns, _failures, _evaluation, _cores, _one_side, _degree):
+        found = look(summary, statistics, collectors, learner)
+        if found is not None:
+            return found
+    return Bottleneck(
+        "none",
+        f"Nothing stands out: collectors were active {percent(collectors.active)} and the learner "
+        f"{percent(learner.active)} of the time.",
+    )
+
+
+def _shares(roles: Sequence[Mapping[str, Any]], name: str) -> _Shares | None:
+    """The mean shares of the roles that are called so, numbered or not."""
+    mine = [role for role in roles if str(role.get("role", "")).split(" ")[0] == name and is_number(role.get("active"))]
+    sums = [sum(float(role.get(state) or 0.0) for role in mine) for state in _Shares._fields]
+    whole = sum(sums)
+    return _Shares(*(value / whole for value in sums)) if whole > 0 else None
+
+
+def _turns(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
+) -> Bottleneck | None:
+    if statistics.get("mode") != "SYNCHRONOUS":
+        return None
+    collect, train = _seconds(statistics, "collect_total_time"), _seconds(statistics, "train_total_time")
+    evaluation, wall = _seconds(statistics, "eval_total_time"), _seconds(statistics, "wall_time")
+    longest = max(collect, train)
+    if longest <= 0 or wall <= 0:
+        return None
+    shares = f"collecting took {percent(collect / wall)} of the time, training {percent(train / wall)}"
+    if evaluation > MUCH * wall:
+        shares += f", evaluating {percent(evaluation / wall)}"
+    gain = (collect + train) / longest
+    if gain < 1 + MUCH:
+        one, what = ("Collecting", "faster or more collectors") if collect > train else ("Training", "a faster learner")
+        return Bottleneck(
+            "turns", f"{one} is the bottleneck: the roles take turns (degree 0), and {shares}; {what} would help, "
+            f"overlapping them would gain at most {percent(gain - 1)}."
+        )  # fmt: skip
+    return Bottleneck(
+        "turns", f"Taking turns is the bottleneck: at degree 0 {shares}; with off_policy_degree 1 or more both run at the "
+        f"same time, at most {gain:.2f} times as fast if there are cores for both."
+    )  # fmt: skip
+
+
+def _failures(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
+) -> Bottleneck | None:
+    restarts = statistics.get("restarts") or 0
+    failed = statistics.get("failed") or 0
+    if collectors.idle < MUCH or not (restarts or failed):
+        return None
+    return Bottleneck(
+        "failures",
+        f"Failures are the bottleneck: collectors were idle {percent(collectors.idle)} of the time, after "
+        f"{number(failed)} failed collects and {number(restarts)} restarts; see the table of failures for why.",
+    )
+
+
+def _evaluation(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
+) -> Bottleneck | None:
+    """An evaluation in the learner's turn is time in which the learner neither works nor waits for the gate."""
+    evaluator = _shares(summary.get("roles") or [], "evaluator")
+    if evaluator is None or evaluator.active < MUCH or learner.idle < 0.7 * evaluator.active:
+        return None
+    return Bottleneck(
+        "evaluation",
+        f"Evaluation is the bottleneck: it took {percent(evaluator.active)} of the time in the learner's turn, while the "
+        f"learner trained {percent(learner.active)}; evaluate in the background, less often, or fewer episodes.",
+    )
+
+
+def _cores(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
+) -> Bottleneck | None:
+    use = summary.get("utilisation") or {}
+    cores = (summary.get("machine") or {}).get("cores")
+    busy = use.get("cpu")
+    if not is_number(busy) or busy < CORES_BUSY or not is_number(cores):
+        return None
+    wall, own = _seconds(statistics, "wall_time") or _seconds(summary, "seconds"), use.get("cpu_seconds")
+    if is_number(own) and wall > 0 and own / (wall * cores) < OWN * busy:
+        mine = own / wall
+        return Bottleneck(
+            "others",
+            f"Other programs are the bottleneck: {percent(busy)} of {number(cores)} cores were busy, and this run used "
+            f"{mine:.1f} of them; run it alone to know more.",
+        )
+    return Bottleneck(
+        "cores",
+        f"The cores are the bottleneck: {percent(busy)} of {number(cores)} were busy (collectors active "
+        f"{percent(collectors.active)}, the learner {percent(learner.active)} of the time); more cores or less work per "
+        "batch help, more collectors do not.",
+    )
+
+
+def _one_side(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
+) -> Bottleneck | None:
+    if learner.active >= BUSY and collectors.waiting >= MUCH:
+        return Bottleneck(
+            "learner",
+            f"The learner is the bottleneck: it was active {percent(learner.active)} of the time while collectors waited "
+            f"{percent(collectors.waiting)} for it; a faster learner or fewer updates per collect help, more collectors do "
+            "not.",
+        )
+    if collectors.active >= BUSY and learner.waiting >= MUCH:
+        return Bottleneck(
+            "collectors",
+            f"Collecting is the bottleneck: collectors were active {percent(collectors.active)} of the time while the "
+            f"learner waited {percent(learner.waiting)} for batches; more collectors or environments help, a faster "
+            "learner does not.",
+        )
+    return None
+
+
+def _degree(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
+) -> Bottleneck | None:
+    if collectors.waiting < MUCH or learner.waiting < MUCH:
+        return None
+    return Bottleneck(
+        "degree",
+        f"The degree is the bottleneck: at off_policy_degree {number(statistics.get('off_policy_degree'))} both sides wait "
+        f"for each other, collectors {percent(collectors.waiting)} and the learner {percent(learner.waiting)} of the time; "
+        "a higher degree evens out collects of unequal length.",
+    )
+
+
+def _seconds(values: Mapping[str, Any], name: str) -> float:
+    value = values.get(name)
+    return float(value) if is_number(value) else 0.0

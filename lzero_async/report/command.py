@@ -1,0 +1,51 @@
+"""The program: read the runs, write the page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from lzero_async.errors import ConfigError
+from lzero_async.report.material import read_all
+from lzero_async.report.page import make_page
+from lzero_async.run_folder import exit_code
+
+REPORT: Final = "report.html"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; python -m lzero_async report --help explains the options.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the report that the command line asks for; return the exit code: 0 done, 2 bad input."""
+    return exit_code(lambda: _report(arguments), "--out")
+
+
+def _report(arguments: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m lzero_async report", description="One HTML page about one or several runs.")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="the folder of a run")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help=f"file to write (default: {REPORT} in the run's folder, of several runs in this folder)",
+    )
+    options = parser.parse_args(arguments)
+    out: Path = options.out or (options.runs[0] / REPORT if len(options.runs) == 1 else Path(REPORT))
+    if out.is_dir():
+        raise ConfigError(f"--out is {out}, which is a folder; give the name of a file.")
+    write_report(options.runs, out)
+    print(f"report: {out}")
+    return 0
+
+
+def write_report(folders: Sequence[Path], out: Path) -> None:
+    """Write the page about the runs in these folders; ConfigError where one of them holds nothing of a run."""
+    page = make_page(read_all(folders))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    new = out.with_name(f"{out.name}.new")
+    new.write_text(page, encoding="utf-8")
+    new.replace(out)
