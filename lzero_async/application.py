@@ -12,10 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from lzero_async.async_scalars import AsyncScalars
 from lzero_async.backends import Backend, Worker, ask_again
 from lzero_async.calls import CallStop
 from lzero_async.coordinator import AsyncTrainingCoordinator
 from lzero_async.kept_warnings import KeptWarnings
+from lzero_async.live import make_progress
+from lzero_async.metrics_server import MetricsServer
 from lzero_async.parcels import Parcel
 from lzero_async.progress import Progress
 from lzero_async.records import Records
@@ -65,6 +68,7 @@ def carry_through(
             interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
         except Exception as error:  # what was learned is reported first
             failure, reason = error, f"{reason}; the final evaluation failed"
+        application.progress.clear()
         application.coordinator.print_statistics()
         application.ended_by = reason
         application.write_summary()
@@ -107,7 +111,7 @@ class Application(ABC):
         self, options: Any, folder: Path, backend: Backend, records: Records, progress: Progress | None
     ) -> None:
         self.options, self.folder, self.backend, self._records = options, folder, backend, records
-        self.progress = progress or Progress()
+        self.progress = progress or make_progress(self._watching().plain)
         self.queue = QueueUse()
         self.ended_by: str | None = None
         self.kept = KeptWarnings(("lzero_async", type(self).__module__.rpartition(".")[0]))
@@ -120,6 +124,8 @@ class Application(ABC):
         )
         self._cpu_before: dict[tuple[str, int], float] = {}  # of the roles when the run began, by process
         self._batches, self._batch_bytes = 0, 0
+        self._scalars = AsyncScalars(records, self.view, self._own_scalars)
+        self.metrics_server: MetricsServer | None = None  # while somebody may ask it
 
     @abstractmethod
     def _title(self) -> str:
@@ -142,6 +148,14 @@ class Application(ABC):
         """Have the learner train on a batch, and record what came of it."""
 
     @abstractmethod
+    def _trained(self) -> None:
+        """What follows a train that was counted and recorded: checkpoints, a line to show."""
+
+    def _own_scalars(self) -> dict[str, float]:
+        """Scalars of the application's own that are recorded now and then, with those under async/."""
+        return {}
+
+    @abstractmethod
     def final_evaluation(self) -> Any:
         """Evaluate the last weights once more."""
 
@@ -159,6 +173,7 @@ class Application(ABC):
         """Train until a limit is reached; save the last and the best checkpoint on the way."""
         self._started, self._began = time.monotonic(), datetime.now(timezone.utc)
         self._gone = self._roles_used = None
+        self._serve_metrics()
         self.kept.begin()
         use = Utilisation()
         pids = self._pids()
@@ -166,7 +181,10 @@ class Application(ABC):
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
         try:
-            return self.coordinator.run(train_fn=self._train, print_statistics=False, **self._loop())
+            self.progress.watch(self.view)
+            return self.coordinator.run(
+                train_fn=self._train, after_train=self._after_train, print_statistics=False, **self._loop()
+            )
         except Exception as error:
             self._save_after(error)
             raise
@@ -174,7 +192,8 @@ class Application(ABC):
             self._gone, self._used, self._roles_used = self.gone, use.sample(), self._use_of_roles()
             self.progress.clear()
             if hasattr(self, "coordinator"):
-                self._summarise_if_possible()
+                self._write_if_possible("the last scalars", lambda: self._scalars.record(now=True))
+                self._write_if_possible("the summary", self.write_summary)
 
     def _train(self, batch: Batch) -> Any:
         self.queue.look(self.coordinator.shell.gate)
@@ -184,6 +203,18 @@ class Application(ABC):
             self._batches += 1
             self._batch_bytes += sum(size for size in sizes if size is not None)
         return self.train(batch)
+
+    def _after_train(self) -> None:
+        self._raise_unwritten()
+        self._scalars.record()
+        self._trained()
+
+    def _serve_metrics(self) -> None:
+        """Let Prometheus ask from now until `close`, if that is wanted."""
+        port = self._watching().metrics_port
+        if port and self.metrics_server is None:
+            self.metrics_server = MetricsServer(port, self.view, pids=self._pids)
+            self.progress.note(f"metrics for Prometheus: {self.metrics_server.address}")
 
     @property
     def gone(self) -> float:
@@ -250,11 +281,11 @@ class Application(ABC):
             },
         )  # fmt: skip
 
-    def _summarise_if_possible(self) -> None:
+    def _write_if_possible(self, what: str, write: Callable[[], object]) -> None:
         try:
-            self.write_summary()
+            write()
         except OSError as error:  # a full disk: what ends the run is said elsewhere
-            log.warning("the summary cannot be written: %s", error)
+            log.warning("%s cannot be written: %s", what, error)
 
     def _role_rows(self, seen: View) -> list[dict[str, Any]]:
         """What each role did and used; one that works for others, who have the spans (environments of a pool, say), has no
@@ -368,8 +399,9 @@ class Application(ABC):
         self._closing = True
         self.kept.stop()
         failed: Exception | None = None
+        server = [] if self.metrics_server is None else [self.metrics_server.close]
         coordinator = [self.coordinator.close] if hasattr(self, "coordinator") else []
-        for close in (self.backend.close, *coordinator, self._records.close):
+        for close in (*server, self.backend.close, *coordinator, self._records.close):
             try:
                 close()
             except Exception as error:

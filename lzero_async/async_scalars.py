@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from lzero_async.activity import RoleActivity
@@ -100,17 +100,19 @@ def staleness_since(view: View, before: View | None) -> dict[int, int]:
 
 
 class AsyncScalars:
-    """Records the scalars and the histogram of staleness at most every `every` seconds, and when it is told to."""
+    """Records the scalars, `more()` beside them, and the histogram of staleness at most every `every` seconds, and when it is
+    told to."""
 
     def __init__(
         self,
         records: Records,
         view: Callable[[], View],
+        more: Callable[[], Mapping[str, float]] = dict,
         *,
         every: float = EVERY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._records, self._view, self._every, self._clock = records, view, every, clock
+        self._records, self._view, self._more, self._every, self._clock = records, view, more, every, clock
         self._due = float("-inf")
         self._before: View | None = None
         self._lock = threading.Lock()
@@ -126,7 +128,7 @@ class AsyncScalars:
             view, before = self._view(), self._before
             self._before = view
             step = int(view.counts[0].value)
-            self._records.scalars(values(view, before), step)
+            self._records.scalars({**values(view, before), **self._more()}, step)
             if trained := staleness_since(view, before):
                 self._records.histogram(STALENESS, trained, step)
         return True

@@ -32,10 +32,6 @@ from zoo.episode_ppo.step_barrier import BarrierPool
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
 COUNTERS: Final = ("episodes", "steps", "updates")  # trained on, and gradient steps
 SAY_EVERY: Final = 1.0  # seconds between two lines about the same round
-SCALARS: Final = (
-    "collect_train_lag", "collect_wait_time", "train_wait_time", "overlap_efficiency", "staleness_mean", "dropped",
-    "failed", "abandoned", "restarts",
-)  # fmt: skip
 log = logging.getLogger(__name__)
 
 
@@ -182,7 +178,6 @@ class Trainer(ScoredApplication):
             max_seconds=options.max_seconds or None,
             eval_target=options.target_return,
             on_eval=self._evaluated,
-            after_train=self._trained,
             on_restart=self._restarted,
             background=self._background(),
         )
@@ -220,18 +215,13 @@ class Trainer(ScoredApplication):
             self._locate()
 
     def _trained(self) -> None:
-        self._raise_unwritten()
         every, trains = self.options.checkpoint_every, self.coordinator.train_count
         if every and trains and trains % every == 0:
-            self._record_state()
             self.save()
         self.progress.show(self.line())
 
-    def _record_state(self) -> None:
-        statistics = self.coordinator.get_statistics()
-        values = {f"coordinator/{name}": statistics[name] for name in SCALARS if statistics.get(name) is not None}
-        values |= {f"busy/{name}": share for name, share in self.busy().items()}
-        self._records.scalars(values, self.counters["episodes"])
+    def _own_scalars(self) -> dict[str, float]:
+        return {f"busy/{name}": share for name, share in self.busy().items()}
 
     # -- numbers -------------------------------------------------------------------------------------------------------
 

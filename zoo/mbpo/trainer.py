@@ -32,10 +32,6 @@ from zoo.mbpo.sources import EnvSource, GymSource
 
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
 COUNTERS: Final = ("real_data", "model_data", "agent_updates", "dynamics_updates")
-SCALARS: Final = (
-    "collect_train_lag", "collect_wait_time", "train_wait_time", "overlap_efficiency", "staleness_mean", "dropped",
-    "failed", "abandoned", "restarts", "retired", "replay_count", "active_collectors",
-)  # fmt: skip
 log = logging.getLogger(__name__)
 
 
@@ -230,7 +226,6 @@ class Trainer(ScoredApplication):
             eval_target=options.target_return,
             stop_fn=self._enough,
             on_eval=self._evaluated,
-            after_train=self._trained,
             on_restart=self._restarted,
             on_retire=self.collectors.retire,
             background=self._background(),
@@ -254,12 +249,10 @@ class Trainer(ScoredApplication):
         self._locate()
 
     def _trained(self) -> None:
-        self._raise_unwritten()
         every, trains = self.options.checkpoint_every, self.coordinator.train_count
         if self.counters["agent_updates"] // self.options.log_interval > self._logged:
             self._logged = self.counters["agent_updates"] // self.options.log_interval
             self.progress.note(self.log_line())
-            self._record_state()
         if every and trains and trains % every == 0 and not self._replayed():
             self.save()
         self.progress.show(self.line())
@@ -267,13 +260,12 @@ class Trainer(ScoredApplication):
     def _replayed(self) -> bool:
         return self.coordinator.shell.gate.replays_in_row > 0
 
-    def _record_state(self) -> None:
-        statistics = self.coordinator.get_statistics()
-        values = {f"coordinator/{name}": statistics[name] for name in SCALARS if statistics.get(name) is not None}
-        values |= {f"utilisation/{name}": value for name, value in self.shares().items() if value is not None}
-        collectors = self.collectors.statistics()
-        values |= {"collector/busy": collectors.busy, "collector/all_steps_per_second": collectors.steps_per_second}
-        self._records.scalars(values, self.counters["real_data"])
+    def _own_scalars(self) -> dict[str, float]:
+        """Use of CPU and GPU, 0 to 1, since this was asked last, where it is known."""
+        seen = self._since_last.sample()
+        return {
+            f"utilisation/{name}": share for name, share in (("cpu", seen.cpu), ("gpu", seen.gpu)) if share is not None
+        }
 
     def log_line(self) -> str:
         """The line that says how far it is; `step` counts agent updates."""
@@ -287,11 +279,6 @@ class Trainer(ScoredApplication):
         )
 
     # -- numbers -------------------------------------------------------------------------------------------------------
-
-    def shares(self) -> dict[str, float | None]:
-        """Use of queue, buffer, CPU and GPU, 0 to 1, since this was asked last; None where there is none."""
-        seen = self._since_last.sample()
-        return {"queue": self.queue.mean, "buffer": self._fill.get("real_buffer"), "cpu": seen.cpu, "gpu": seen.gpu}
 
     def busy(self) -> dict[str, float]:
         """Share of the run's time that each kind of role worked."""

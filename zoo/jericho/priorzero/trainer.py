@@ -46,10 +46,6 @@ FIXED_OPTIONS = (
     ("policy_config", "game_segment_length"), ("policy_config", "td_steps"), ("encoder_config", "encoder_model"),
     ("encoder_config", "max_tokens"),
 )  # fmt: skip
-SCALARS = (
-    "collect_train_lag", "collect_wait_time", "train_wait_time", "overlap_efficiency", "staleness_mean",
-    "sample_age_mean", "sample_age_max", "dropped", "failed", "abandoned", "restarts", "retired", "off_policy_degree",
-)  # fmt: skip
 
 
 class PriorZero(Application):
@@ -60,7 +56,14 @@ class PriorZero(Application):
     def __init__(self, options: EasyDict, game: Game, folder: Path, progress: Progress | None = None) -> None:
         policy = options.policy_config
         backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
-        super().__init__(options, folder, backend, Records(folder), progress)
+        records = Records(
+            folder,
+            wandb=options.run_config.wandb,
+            project="priorzero",
+            run_name=folder.name,
+            config=json.loads(json.dumps(options)),
+        )
+        super().__init__(options, folder, backend, records, progress)
         self.game = game
         self.progress.note(f"game: {game.label} ({game.path.name}, {game.max_score} points)")
         self.env_steps = 0
@@ -256,7 +259,6 @@ class PriorZero(Application):
             eval_target=run.target_score or None,
             stop_fn=lambda: bool(run.max_env_step) and self.env_steps >= run.max_env_step,
             on_eval=self._evaluated,
-            after_train=self._trained,
             on_restart=self._restarted,
             on_retire=lambda worker: self.collectors[worker].kill(),
         )
@@ -283,15 +285,13 @@ class PriorZero(Application):
             self.learner.call("save_weights", str(best), self._description(), result.snapshot.state)
 
     def _trained(self) -> None:
-        self._raise_unwritten()
         every = self.options.run_config.checkpoint_every
-        statistics = self.coordinator.get_statistics()
-        values = {f"coordinator/{name}": statistics[name] for name in SCALARS if statistics.get(name) is not None}
-        values |= {f"reuse/{name}": value for name, value in self.reuse().items()}
-        self._records.scalars(values, self.env_steps)
         if every and self.coordinator.train_count % every == 0:
             self.save()
         self.progress.show(self.line(), now=True)
+
+    def _own_scalars(self) -> dict[str, float]:
+        return {f"reuse/{name}": value for name, value in self.reuse().items()}
 
     def _told(self, event: Any) -> None:
         """A role says how far it is."""
