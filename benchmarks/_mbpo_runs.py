@@ -20,7 +20,7 @@ from lzero_async import read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY = ROOT / "zoo" / "mbpo" / "train.py"
-COLLECTS = ("collect", "collect failed")  # a collect that the end of the run cut off was work, too
+COLLECTS = ("collect", "collect failed", "collect cut off")  # a collect that the end of the run cut off was work, too
 TRAINS = ("train", "replay")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 FOLDER = ROOT / "runs" / "mbpo_bench"

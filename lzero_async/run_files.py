@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,13 +31,14 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left: results, options, one row per train, and what its roles did, waits left out."""
+    """What a run left: results, options, one row per train, and what its roles did, and apart from that how they waited."""
 
     folder: Path
     results: dict[str, Any]
     options: dict[str, Any]
     rows: list[dict[str, Any]]
     spans: list[Span]
+    waits: list[Span] = field(default_factory=list)
 
     def of(self, *names: str) -> list[Span]:
         """The spans of these names, in order."""
@@ -60,7 +61,7 @@ def load_run(folder: Path) -> Run:
         raise ConfigError(f"{metrics} cannot be read ({error}); give the folder of a run that ended.") from error
     if not trace.is_file():
         raise ConfigError(f"{folder} has no trace.json; run the application with its trace on, as compare does.")
-    return Run(folder, results, options, rows, spans_of(read_trace(trace)))
+    return Run(folder, results, options, rows, *work_and_waits(read_trace(trace)))
 
 
 def _read_json(path: Path, problem: str) -> dict[str, Any]:
@@ -74,17 +75,28 @@ def _read_json(path: Path, problem: str) -> dict[str, Any]:
 
 def spans_of(events: Iterable[dict[str, Any]]) -> list[Span]:
     """The work in a trace's events, by start. An evaluation is the evaluator's, also where the learner waits for it."""
+    return work_and_waits(events)[0]
+
+
+def work_and_waits(events: Iterable[dict[str, Any]]) -> tuple[list[Span], list[Span]]:
+    """The same, and the waits, whose times are also counted from the first work."""
     names: dict[tuple[int, int], str] = {}
-    found: list[tuple[str, str, float, float]] = []
+    work: list[Span] = []
+    waits: list[Span] = []
     for event in events:
         place = event.get("pid", 0), event.get("tid", 0)
         if event["ph"] == "M" and event["name"] == "thread_name":
             names[place] = event["args"]["name"]
-        elif event["ph"] == "X" and not event["name"].startswith("wait"):
+        elif event["ph"] == "X":
             role = "evaluator" if event["name"] == EVALUATION else names.get(place, "?")
-            found.append((role, event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
-    first = min((start for _, _, start, _ in found), default=0.0)
-    return sorted((Span(role, name, start - first, end - first) for role, name, start, end in found), key=_by_start)
+            found = waits if event["name"].startswith("wait") else work
+            found.append(Span(role, event["name"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
+    first = min((span.start for span in work), default=0.0)
+    return _since(work, first), _since(waits, first)
+
+
+def _since(spans: Iterable[Span], first: float) -> list[Span]:
+    return sorted((span._replace(start=span.start - first, end=span.end - first) for span in spans), key=_by_start)
 
 
 def _by_start(span: Span) -> tuple[float, str]:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import CoroutineType, FunctionType
-from typing import Any
+from typing import Any, Final
 
 from lzero_async.activity import WAITING
 from lzero_async.clock import RealClock
@@ -23,6 +23,8 @@ from lzero_async.shell import REPLAY, GateShell, MakeWaiter, Parked
 from lzero_async.trace import LEARNER, TraceWriter, collector
 from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
 from lzero_async.weights import WeightStore
+
+_GIVEN_UP: Final = (Stopped, asyncio.CancelledError, KeyboardInterrupt)  # ends of a run, no failures
 
 
 class Stage:
@@ -73,14 +75,15 @@ class Stage:
         self.fail(error)
         return False
 
-    def failed_at(self, name: str) -> float:
-        """Trace the failure; return the time."""
+    def failed_at(self, error: BaseException) -> float:
+        """Trace the end without a result, which is a failure unless the run has ended; return the time."""
         end = self.shell.clock.now()
         if self.start < 0:  # interrupted before it began
             self.start = end
         self.shell.activity.leave(self.track, self.start, end)
         if self.trace is not None:
-            self.trace.span(self.track, f"{name} failed", self.start, end, version=self.ticket.version)
+            how = "cut off" if isinstance(error, _GIVEN_UP) else "failed"
+            self.trace.span(self.track, f"{self.name} {how}", self.start, end, version=self.ticket.version)
         return end
 
     def waits(self, parked: Parked) -> None:
@@ -155,9 +158,8 @@ class CollectStage(Stage):
             raise
 
     def fail(self, error: BaseException) -> None:
-        given_up = isinstance(error, (Stopped, asyncio.CancelledError, KeyboardInterrupt))
-        end = self.failed_at("collect")
-        self.shell.end_collect(self.ticket, self.start, end, failed=not given_up)
+        end = self.failed_at(error)
+        self.shell.end_collect(self.ticket, self.start, end, failed=not isinstance(error, _GIVEN_UP))
 
 
 class TrainStage(Stage):
@@ -228,7 +230,7 @@ class TrainStage(Stage):
             self.trace.train(self.start, end, self.ticket.id, version, version - 1 - self.ticket.version)
 
     def fail(self, error: BaseException) -> None:
-        end = self.failed_at("train")
+        end = self.failed_at(error)
         self.shell.fail_train(self.start, end)
 
     def recover(self, error: BaseException) -> bool:
@@ -267,7 +269,7 @@ class EvalStage(Stage):
         return None
 
     def fail(self, error: BaseException) -> None:
-        end = self.failed_at("eval")
+        end = self.failed_at(error)
         self.shell.finish_eval(self.start, end, failed=True)
 
 
@@ -354,7 +356,8 @@ def _counters(shell: GateShell) -> dict[str, int]:
     gate = shell.gate
     lag = len(gate.waiting)
     queue = lag - (gate.running == "train")
-    return {"lag": lag, "queue": max(0, queue), "open_collects": len(gate.tickets), "degree": gate.degree}
+    counters = {"lag": lag, "queue": max(0, queue), "open_collects": len(gate.tickets), "degree": gate.degree}
+    return counters if gate.capacity is None else {**counters, "queue_capacity": gate.capacity}
 
 
 def _forget(stage: Stage) -> None:

@@ -214,4 +214,10 @@ def iter_trace(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-_UNITS: Final = {"lag": "batches", "queue": "batches", "open_collects": "collects", "degree": "degree"}
+_UNITS: Final = {
+    "lag": "batches",
+    "queue": "batches",
+    "queue_capacity": "batches",
+    "open_collects": "collects",
+    "degree": "degree",
+}

@@ -199,7 +199,7 @@ def test_help_and_unknown_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert main([]) == 2
     assert main(["compete"]) == 2
-    assert "there is no program 'compete'; choose one of compare." in capsys.readouterr().err
+    assert "there is no program 'compete'; choose one of report, timeline, advise, compare." in capsys.readouterr().err
 
 
 def test_the_tool_imports_nothing_heavy_and_nothing_of_the_applications() -> None:
@@ -280,20 +280,21 @@ def test_the_timeline_shows_who_works_when() -> None:
         Span("learner", "train", 15, 16), Span("evaluator", "eval", 0, 2), Span("learner", "train", 18, 20.25),
         Span("learner", "train", 38, 40),
     )  # fmt: skip
-    assert timeline.draw(run, 10.0, 40) == [
-        f"{'':56}busy",
-        "collector 0  ........############....................   30%",
-        "learner      #.......................................    2%",
-        "evaluator    ........................................    0%",
+    run.waits.append(Span("learner", "wait train", 20.5, 25))
+    assert timeline.draw(timeline.part_of(run, 10.0, 40)) == [
+        f"{'':56}busy waits",
+        "collector 0          [===========                        30%    0%",
+        "learner      # ..................                         2%   45%",
+        "evaluator                                                 0%    0%",
         "             |---------|---------|---------|---------",
         "             20.0 s    22.5 s    25.0 s    27.5 s",
     ]
 
 
 def test_a_cell_shows_how_much_of_it_was_work() -> None:
-    shares = (0.0, 0.01, 0.1, 0.5, 0.7, 1.0)
+    shares = (0.0, 0.01, 0.1, 0.5, 0.7, 0.9)
     spans = [Span("learner", "train", 6 + place, 6 + place + share) for place, share in enumerate(shares)]
-    assert timeline.draw(run_of(*spans), 6.0, 6)[1] == "learner  ..-+##   38%"
+    assert timeline.draw(timeline.part_of(run_of(*spans), 6.0, 6))[1] == "learner    +###    37%    0%"
 
 
 def test_many_collectors_share_a_row_and_are_in_the_order_of_their_numbers() -> None:
@@ -301,12 +302,10 @@ def test_many_collectors_share_a_row_and_are_in_the_order_of_their_numbers() -> 
         *(Span(f"collector {number}", "collect", 0, 1 + number) for number in range(12)),
         Span("learner", "train", 0, 12),
     )
-    rows = timeline.shown_rows(run.spans)
-    assert [name for name, _ in rows] == [*(f"collector {number}" for number in range(8)), "4 more", "learner"]
-    shown = timeline.draw(run, 6.0, 6)  # from 6 s to 12 s
-    assert (
-        shown[9] == "4 more       ####+-   75%"
-    )  # three quarters of them work in the fourth second, half in the fifth
+    part = timeline.part_of(run, 6.0, 6)  # from 6 s to 12 s
+    assert [name for name, _ in part.rows()] == [*(f"collector {number}" for number in range(8)), "4 more", "learner"]
+    # three quarters of them work in the fourth second, half in the fifth, a quarter in the last
+    assert timeline.draw(part)[9] == "4 more       =====-    75%    0%"
 
 
 def test_time_is_counted_once_where_spans_overlap() -> None:

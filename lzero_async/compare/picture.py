@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from lzero_async.compare.numbers import PAIR, ROLES_TARGET, UseRow
 from lzero_async.compare.report import Comparison
 from lzero_async.timeline import text as timeline
-from lzero_async.timeline.picture import legend, rows_of_roles
+from lzero_async.timeline.picture import bars, handles_of, legend
 from lzero_async.utilisation import TARGETS
 
 COLOURS: Final = {"sync": "#bdc1c6", "async": "#7fb2dd"}
@@ -20,17 +20,21 @@ TARGET: Final = "#d9ead3"
 def draw(found: Comparison, path: Path) -> None:
     """Write the picture; its kind is that of the file's name."""
     runs = [("synchronous", found.sync), ("asynchronous", found.asynchronous)]
-    shown = [(name, run, timeline.shown_rows(run.spans)) for name, run in runs if run is not None]
-    heights = [3.4, *(0.9 + 0.34 * len(rows) for _, _, rows in shown)]
+    seconds = timeline.window(found.sync, found.asynchronous)
+    shown = [(name, timeline.part_of(run, seconds)) for name, run in runs if run is not None]
+    heights = [3.4, *(0.9 + 0.34 * len(stretch.rows()) for _, stretch in shown)]
     figure = Figure(figsize=(11, sum(heights) + 0.6), layout="constrained")
     figure.suptitle(_title(found), fontsize=12)
     top, *panels = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     rates, use = top.subplots(1, 2, width_ratios=[1, 1.5])
     _rates(rates, found)
     _use(use, found.use)
-    seconds = timeline.window(found.sync, found.asynchronous)
-    for panel, (name, run, rows) in zip(panels, shown, strict=True):
-        rows_of_roles(panel.subplots(1, 1), name, run, rows, seconds)
+    for panel, (name, stretch) in zip(panels, shown, strict=True):
+        axis = panel.subplots(1, 1)
+        bars(axis, stretch)
+        axis.set_title(f"{name}: {seconds:.2f} s from its middle", loc="left", fontsize=10)
+        axis.set_xlabel("seconds of the run")
+        legend(axis, handles_of(stretch.kinds))
     figure.savefig(path, dpi=130)
 
 
@@ -70,7 +74,7 @@ def _rates(axis: Any, found: Comparison) -> None:
     axis.set_xlim(0, most * 1.1)
     axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.set_xlabel("times the synchronous run")
-    legend(axis)
+    legend(axis, None)
 
 
 def _use(axis: Any, rows: list[UseRow]) -> None:

@@ -16,6 +16,7 @@ from lzero_async.compare.recommend import ENVIRONMENTS, Choice, predict, recomme
 from lzero_async.progress import table
 from lzero_async.run_files import Run
 from lzero_async.timeline import text as timeline
+from lzero_async.timeline.kinds import legend
 
 TEXT_WIDTH: Final = 120
 
@@ -92,12 +93,20 @@ def _differences(found: Comparison) -> str:
 
 def _timelines(found: Comparison) -> str:
     seconds = timeline.window(found.sync, found.asynchronous)
-    note = f"\n{found.app.rows}" if found.app.rows else ""
-    parts = [f"What the roles did ({timeline.LEGEND}){note}"]
-    for name, run in (("synchronous", found.sync), ("asynchronous", found.asynchronous)):
-        if run is not None:
-            parts.append("\n".join([f"{name}, {seconds:.2f} of {run.seconds:.1f} s", *timeline.draw(run, seconds)]))
+    shown = {name: timeline.part_of(run, seconds) for name, run in _runs(found).items()}
+    kinds = set().union(*(stretch.kinds for stretch in shown.values()))
+    parts = [fill(f"What the roles did: {legend(kinds)}", TEXT_WIDTH)]
+    parts[0] += f"\n{found.app.rows}" if found.app.rows else ""
+    for name, stretch in shown.items():
+        whole = _runs(found)[name].seconds
+        parts.append("\n".join([f"{name}, {seconds:.2f} of {whole:.1f} s", *timeline.draw(stretch)]))
     return "\n\n".join(parts)
+
+
+def _runs(found: Comparison) -> dict[str, Run]:
+    """The runs there are."""
+    pair = {"synchronous": found.sync, "asynchronous": found.asynchronous}
+    return {name: run for name, run in pair.items() if run is not None}
 
 
 def _sizes(found: Comparison, model: Model) -> str:
@@ -148,7 +157,9 @@ def as_json(found: Comparison, commands: dict[str, str]) -> dict[str, Any]:
             value[name] = {"folder": str(run.folder), **asdict(measured), "cores_used_by_others": others}
     seconds = timeline.window(found.sync, found.asynchronous)
     runs = {"sync": found.sync, "async": found.asynchronous}
-    value["timeline"] = {name: timeline.draw(run, seconds) for name, run in runs.items() if run is not None}
+    value["timeline"] = {
+        name: timeline.draw(timeline.part_of(run, seconds)) for name, run in runs.items() if run is not None
+    }
     if found.limit is not None and found.model is not None and found.check is not None:
         limit = found.limit
         derived = {name: getattr(limit, name) for name in ("in_turn", "overlap", "limit", "bound", "share")}

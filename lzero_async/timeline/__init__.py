@@ -1,1 +1,1 @@
-"""What the roles of a run did over time: as text, as a picture."""
+"""What the roles of a run did over time, read from its trace: as text, as a picture."""
