@@ -10,7 +10,7 @@ from statistics import NormalDist, median
 from typing import Any, Final
 
 from lzero_async.advise.arguments import EVAL_EVERY, Request
-from lzero_async.advise.calibrate import alone
+from lzero_async.advise.calibrate import CLOSE, ROUGH, alone
 from lzero_async.advise.measured import Measured
 from lzero_async.advise.model import COLLECT, EVAL, TRAIN, Model, Pipeline, RoundsModel, Setting, Sizes, Stage
 from lzero_async.compare.apps import CONTINUOUS
@@ -22,15 +22,15 @@ MEGABYTE: Final = 1e6
 
 @dataclass(frozen=True)
 class Advised:
-    """What advice is given on. `own` is the setting of the run with the batches per second that it made. `one_collector`: why
-    the number of collectors is not tried. `flags` says how a setting is typed."""
+    """What advice is given on. `own` is the setting of the run, and `check` the batches per second that it should have made and
+    that it made. `one_collector`: why the number of collectors is not tried. `flags` says how a setting is typed."""
 
     title: str
     model: Model
     stages: Mapping[str, Stage]
     flags: Callable[[Setting], str]
     own: Setting | None = None
-    batches: float | None = None
+    check: tuple[float, float] | None = None
     unit: str = ""
     degree: str = "off_policy_degree"
     least_degree: int = 0
@@ -84,21 +84,20 @@ def _advised(
     stages = {stage: _stage(found, stage) for stage in found.seconds}
     evaluation = stages.get(EVAL) if eval_every else None
     as_run = Pipeline(
-        stages[COLLECT], stages[TRAIN], float(found.cores), evaluation, eval_every if evaluation is not None else 0,
+        stages[COLLECT], stages[TRAIN], found.free or float(found.cores), evaluation, eval_every if evaluation is not None else 0,
         async_eval, background={role: Stage(*times) for role, times in found.background.items()}, sizes=_sizes(found),
         **(rules or {}),
     )  # fmt: skip
     own = Setting(int(statistics["queue_capacity"] or statistics["off_policy_degree"]), found.collectors)
-    model = alone(as_run, own)
+    model = alone(as_run, own, ROUGH if found.free else CLOSE)
     _refuse_evaluations(found, request, model)
+    changed = replace(model, cores=request.cores or float(found.cores))
     if model.evaluation is not None:
-        every = request.eval_every or model.eval_every
         beside = model.async_eval if request.async_eval is None else request.async_eval
-        changed = replace(model, eval_every=every, async_eval=beside, cores=request.cores or model.cores)
-    else:
-        changed = replace(model, cores=request.cores or model.cores)
+        changed = replace(changed, eval_every=request.eval_every or model.eval_every, async_eval=beside)
     return Advised(
-        found.summary["title"], changed, changed.stages(own.collectors), flags, own, found.batches, found.summary["axis"],
+        found.summary["title"], changed, changed.stages(own.collectors), flags, own,
+        (model.predict(own).batches, found.batches), found.summary["axis"],
         eval_every=changed.eval_every, async_eval=changed.async_eval, notes=tuple(found.notes), **more,
     )  # fmt: skip
 
@@ -199,10 +198,12 @@ def _episode_ppo(found: Measured, request: Request) -> Advised:
         episode, train, request.cores or float(found.cores), played["at_once"], options["episodes_per_update"], evaluations,
         Sizes(found.summary.get("batch_bytes"), None, found.samples),
     )  # fmt: skip
+    own = Setting(int(statistics["off_policy_degree"]), 1)
+    as_run = replace(model, cores=found.free or float(found.cores))
     return Advised(
         found.summary["title"], model, {"episode": episode, TRAIN: train},
-        lambda setting: f"--off_policy_degree {setting.degree}",
-        Setting(int(statistics["off_policy_degree"]), 1), found.batches, found.summary["axis"], least_degree=1,
+        lambda setting: f"--off_policy_degree {setting.degree}", own,
+        (as_run.predict(own).batches, found.batches), found.summary["axis"], least_degree=1,
         one_collector="environments are dealt episodes of whichever round is open; --n_envs and --num_workers say how many play",
         eval_every=options["eval_every"], async_eval=True,
         notes=(*found.notes, "Degree 0 is --collector sync, with a barrier at every step; it is not simulated."),

@@ -17,21 +17,19 @@ LEAST_COLLECTORS: Final = 4
 
 @dataclass(frozen=True)
 class Advice:
-    """The table, the row that is recommended, and the reason. `check` is the row of the run's own setting."""
+    """The table, the row that is recommended, the fastest one, and the reason."""
 
     rows: tuple[Row, ...]
     chosen: Row
     best: Row
     reason: str
-    check: Row | None
 
 
 def advise(advised: Advised, request: Request) -> Advice:
     """Simulate every setting and recommend one."""
     rows = [advised.model.predict(setting) for setting in settings(advised, request)]
     chosen, best = recommend(rows)
-    check = next((row for row in rows if row.setting == advised.own), None)
-    return Advice(tuple(rows), chosen, best, " ".join(_reasons(advised, rows, chosen, best)), check)
+    return Advice(tuple(rows), chosen, best, " ".join(_reasons(advised, rows, chosen, best)))
 
 
 def settings(advised: Advised, request: Request) -> list[Setting]:
@@ -117,8 +115,8 @@ def bottleneck(row: Row, cores: float) -> str:
             f"{percent(row.learner_idle)}."
         )
     return (
-        f"Nobody works all the time: {who} {percent(1 - row.collector_idle)} of it and the learner {percent(1 - row.learner_idle)}, since "
-        "their uneven times make them wait for each other."
+        f"Nobody works all the time: {who} {percent(1 - row.collector_idle)} of it and the learner "
+        f"{percent(1 - row.learner_idle)}, since their uneven times make them wait for each other."
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 
 from lzero_async.advise.applications import Advised, by_hand, of_run
@@ -21,7 +23,10 @@ def main(arguments: Sequence[str]) -> int:
 def _print(request: Request) -> int:
     advised = advised_of(request)
     advice = advise(advised, request)
-    print(json.dumps(as_json(advised, advice), indent=1) if request.json else as_text(advised, advice))
+    try:
+        print(json.dumps(as_json(advised, advice), indent=1) if request.json else as_text(advised, advice), flush=True)
+    except BrokenPipeError:  # who reads it has seen enough; nothing is to be written to it when Python ends either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -21,7 +21,8 @@ REPLAY: Final = "replay"
 LEAST_TRAINS: Final = 10
 WARM_UP: Final = 10  # the first tenth of the trains is left out
 ASSUMED_SPREAD: Final = 0.25  # sigma of durations that nobody measured
-BUSY: Final = 0.15  # of the machine, by other programs: worth a warning
+BUSY: Final = 0.1  # of the machine, by other programs: worth a note
+LEAST_FREE: Final = 0.1  # of the cores, whatever the others had
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Measured:
     cpu: dict[str, float] = field(default_factory=dict)
     background: dict[str, tuple[float, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    free: float = 0.0  # cores that other programs left, where that is not all of them
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -244,13 +246,15 @@ def _common_share(found: Measured) -> float:
 
 
 def _look_at_others(found: Measured) -> None:
-    """Say so if other programs had much of the machine."""
+    """What other programs had of the cores was not there for this run."""
     use = found.summary["utilisation"]
     share, own, seconds = use.get("cpu"), use.get("cpu_seconds"), found.summary["seconds"]
     if share is None or own is None or seconds <= 0:
         return
     others = share - own / (seconds * found.cores)
     if others > BUSY:
+        found.free = found.cores * max(LEAST_FREE, 1 - others)
         found.notes.append(
-            f"Other programs had {percent(others)} of the machine's cores during this run, so its stages may be faster alone."
+            f"Other programs had {percent(others)} of the machine's cores during this run, which is taken out of its times; a "
+            "run on a quiet machine says more."
         )

@@ -13,17 +13,18 @@ from lzero_async.progress import table
 
 def as_text(advised: Advised, advice: Advice) -> str:
     """What is printed."""
-    return "\n".join([*_head(advised, advice), "", _table(advised, advice), "", *_foot(advised, advice)])
+    return "\n".join([*_head(advised), "", _table(advised, advice), "", *_foot(advised, advice)])
 
 
-def _head(advised: Advised, advice: Advice) -> Iterator[str]:
+def _head(advised: Advised) -> Iterator[str]:
     cores = f"{advised.model.cores:g} core(s)"
     yield f"Advice: {advised.title}, {cores}"
     yield f"Stages alone on the machine: {'; '.join(_stages(advised))}."
-    if advice.check is not None and advised.batches is not None:
+    if advised.check is not None:
+        simulated, measured = advised.check
         yield (
-            f"Check: of the run's own setting the simulation says {advice.check.batches:.3g} batches/s, measured were "
-            f"{advised.batches:.3g} ({percent(advice.check.batches / advised.batches - 1, sign='+')})."
+            f"Check: of this run itself the simulation says {simulated:.3g} batches/s, measured were {measured:.3g} "
+            f"({percent(simulated / measured - 1, sign='+')})."
         )
     for note in advised.notes:
         yield f"Note: {note}"
@@ -76,7 +77,7 @@ def as_json(advised: Advised, advice: Advice) -> dict[str, Any]:
         name: {"seconds": stage.total, "cpu_seconds": stage.cpu, "share": stage.share}
         for name, stage in advised.stages.items()
     }
-    check = advice.check
+    check = advised.check
     return {
         "title": advised.title,
         "cores": advised.model.cores,
@@ -84,7 +85,7 @@ def as_json(advised: Advised, advice: Advice) -> dict[str, Any]:
         "eval_every": advised.eval_every,
         "async_eval": advised.async_eval,
         "own": None if advised.own is None else advised.own._asdict(),
-        "check": None if check is None else {"simulated": check.batches, "measured": advised.batches},
+        "check": None if check is None else {"simulated": check[0], "measured": check[1]},
         "rows": [_row(row) for row in advice.rows],
         "recommended": {**advice.chosen.setting._asdict(), "flags": advised.flags(advice.chosen.setting)},
         "reason": advice.reason,
