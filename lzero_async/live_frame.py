@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -74,7 +74,9 @@ def frame(view: View, recent: View | None, width: int, height: int, *, ascii_onl
     texts = [lines[place].text for place in kept]
     for text in texts:
         text.no_wrap = True
-        text.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+        text.truncate(width, overflow="ellipsis")
+        if ascii_only:
+            text.plain = text.plain.replace("…", "~").encode("ascii", "replace").decode()
     return Group(*texts)
 
 
@@ -106,7 +108,7 @@ def fold(view: View, recent: View | None, room: int) -> list[Row]:
     shown = [len(roles) for roles in kinds]
     while sum(shown) > room and max(shown, default=1) > 1:
         shown[shown.index(max(shown))] -= 1
-    earlier = {role.role: role for role in recent.roles} if recent is not None else {}
+    earlier = None if recent is None else {role.role: role for role in recent.roles}
     rows = []
     for roles, number in zip(kinds, shown, strict=True):
         alone = number if number == len(roles) else number - 1
@@ -122,16 +124,17 @@ def _kind(name: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else (name, "")
 
 
-def _row(roles: Sequence[RoleActivity], earlier: dict[str, RoleActivity]) -> Row:
+def _row(roles: Sequence[RoleActivity], earlier: Mapping[str, RoleActivity] | None) -> Row:
+    """A role that was not there earlier has worked, waited and idled since then only."""
     whole = [sum(getattr(role, state) for role in roles) for state, _ in STATES]
-    before = [earlier[role.role] for role in roles if role.role in earlier]
+    before = [earlier[role.role] for role in roles if role.role in earlier] if earlier else []
     recent = [now - sum(getattr(role, state) for role in before) for now, (state, _) in zip(whole, STATES, strict=True)]
     name, doing = roles[0].role, _doing(roles[0])
     if len(roles) > 1:
         (kind, first), (_, last) = _kind(roles[0].role), _kind(roles[-1].role)
         name = f"{kind}s {first}-{last}"
         doing = ", ".join(f"{n} {what}" for what, n in Counter(r.doing or r.state for r in roles).most_common())
-    return Row(name, _shares(recent) if before else None, _shares(whole), doing)
+    return Row(name, None if earlier is None else _shares(recent), _shares(whole), doing)
 
 
 def _shares(seconds: Sequence[float]) -> Shares | None:
