@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import sys
@@ -16,13 +17,14 @@ from lzero_async.async_scalars import AsyncScalars
 from lzero_async.backends import Backend, Worker, ask_again
 from lzero_async.calls import CallStop
 from lzero_async.coordinator import AsyncTrainingCoordinator
+from lzero_async.errors import ConfigError
 from lzero_async.kept_warnings import KeptWarnings
 from lzero_async.live import make_progress
 from lzero_async.metrics_server import MetricsServer
 from lzero_async.parcels import Parcel
 from lzero_async.progress import Progress
 from lzero_async.records import Records
-from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, write_json
+from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, REPORT, write_json
 from lzero_async.summary import machine, versions, write_summary
 from lzero_async.types import Batch, EvalContext, EvalResult, RunResult, StopSignal
 from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample, use_of
@@ -82,8 +84,11 @@ def carry_through(
             application.close()
         except Exception as late:  # the first error is the one to show
             log.error("while closing after %r: %r", error, late)
+        if isinstance(error, Exception) and not isinstance(error, ConfigError):
+            application.write_report()
         raise
     application.close()
+    application.write_report()
     return INTERRUPTED if interrupted else 0
 
 
@@ -286,6 +291,18 @@ class Application(ABC):
             write()
         except OSError as error:  # a full disk: what ends the run is said elsewhere
             log.warning("%s cannot be written: %s", what, error)
+
+    def write_report(self) -> None:
+        """Write report.html if it is wanted, once the trace is complete. The run is over: what fails here is only logged."""
+        if not self._watching().report:
+            return
+        path = self.folder / REPORT
+        try:
+            importlib.import_module("lzero_async.report.command").write_report([self.folder], path)
+        except Exception as error:
+            log.warning("the report cannot be written: %r", error)
+        else:
+            print(f"{'report:':17}{path}", flush=True)
 
     def _role_rows(self, seen: View) -> list[dict[str, Any]]:
         """What each role did and used; one that works for others, who have the spans (environments of a pool, say), has no

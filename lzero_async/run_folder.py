@@ -20,6 +20,7 @@ ROLE_OUTPUT: Final = ".out"
 LAST_CHECKPOINT: Final = Path("ckpt") / "last.safetensors"
 BEST_CHECKPOINT: Final = LAST_CHECKPOINT.with_name("best.safetensors")
 RESULTS: Final = "results.json"
+REPORT: Final = "report.html"
 PLACES: Final[dict[str, str | Path]] = {
     "last checkpoint": LAST_CHECKPOINT,
     "best checkpoint": BEST_CHECKPOINT,

@@ -11,6 +11,7 @@ BUSY: Final = 0.85  # share of the time from which on a role is the one that oth
 MUCH: Final = 0.15  # share of the time that is worth a word
 CORES_BUSY: Final = 0.9
 OWN: Final = 0.6  # below this share of the busy cores others use them
+LITTLE: Final = 0.2  # a run that used less of the cores does not lack them
 LEAST_TRAINS: Final = 3
 
 
@@ -39,11 +40,11 @@ def find_bottleneck(summary: Mapping[str, Any]) -> Bottleneck:
     for look in (_turns, _failures, _evaluation, _cores, _one_side, _degree):
         found = look(summary, statistics, collectors, learner)
         if found is not None:
-            return found
+            return Bottleneck(found.kind, found.sentence + _caution(summary, statistics))
     return Bottleneck(
         "none",
         f"Nothing stands out: collectors were active {percent(collectors.active)} and the learner "
-        f"{percent(learner.active)} of the time.",
+        f"{percent(learner.active)} of the time.{_caution(summary, statistics)}",
     )
 
 
@@ -112,18 +113,14 @@ def _evaluation(
 def _cores(
     summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
 ) -> Bottleneck | None:
-    use = summary.get("utilisation") or {}
-    cores = (summary.get("machine") or {}).get("cores")
-    busy = use.get("cpu")
-    if not is_number(busy) or busy < CORES_BUSY or not is_number(cores):
+    cores, busy, own = _use_of_cores(summary, statistics)
+    if cores is None or busy < CORES_BUSY or (own is not None and own < LITTLE):
         return None
-    wall, own = _seconds(statistics, "wall_time") or _seconds(summary, "seconds"), use.get("cpu_seconds")
-    if is_number(own) and wall > 0 and own / (wall * cores) < OWN * busy:
-        mine = own / wall
+    if own is not None and own < OWN * busy:
         return Bottleneck(
             "others",
             f"Other programs are the bottleneck: {percent(busy)} of {number(cores)} cores were busy, and this run used "
-            f"{mine:.1f} of them; run it alone to know more.",
+            f"{number(round(own * cores, 1))} of them; run it alone to know more.",
         )
     return Bottleneck(
         "cores",
@@ -131,6 +128,26 @@ def _cores(
         f"{percent(collectors.active)}, the learner {percent(learner.active)} of the time); more cores or less work per "
         "batch help, more collectors do not.",
     )
+
+
+def _use_of_cores(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any]
+) -> tuple[float | None, float, float | None]:
+    """Cores, the share of them that was busy, and the share that this run used; None where unknown."""
+    use = summary.get("utilisation") or {}
+    cores, busy, own = (summary.get("machine") or {}).get("cores"), use.get("cpu"), use.get("cpu_seconds")
+    wall = _seconds(statistics, "wall_time") or _seconds(summary, "seconds")
+    if not is_number(cores) or not is_number(busy) or cores <= 0:
+        return None, 0.0, None
+    return cores, busy, own / (wall * cores) if is_number(own) and wall > 0 else None
+
+
+def _caution(summary: Mapping[str, Any], statistics: Mapping[str, Any]) -> str:
+    """What to add when others kept the cores busy while this run needed little of them."""
+    cores, busy, own = _use_of_cores(summary, statistics)
+    if cores is None or own is None or busy < CORES_BUSY or own >= LITTLE:
+        return ""
+    return f" Other programs kept {number(round((busy - own) * cores, 1))} of {number(cores)} cores busy meanwhile."
 
 
 def _one_side(

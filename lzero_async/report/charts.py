@@ -58,15 +58,15 @@ def plot(
     x_text: Callable[[float], str] = short,
     y_text: Callable[[float], str] = short,
     from_zero: bool = False,
-    legend: bool = True,
+    until: float | None = None,
 ) -> Html:
-    """Curves over a common axis. `about` describes the chart to those who do not see it."""
+    """Curves over a common axis. `about` describes the chart to those who do not see it; `until`: x goes from 0 to there."""
     xs = [x for line in lines for x, _ in line.points] + [x for band in bands for x, *_ in band.points]
     ys = [y for line in lines for _, y in line.points] + [mark.value for mark in marks]
     ys += [y for band in bands for _, *pair in band.points for y in pair]
     if not xs:
         return html("figure", html("figcaption", caption), html("p", "nothing to show", class_="note"), class_="chart")
-    x_low, x_high = _extent(xs, pad=0.0)
+    x_low, x_high = _extent(xs, pad=0.0) if until is None else (0.0, until)
     y_low, y_high = _extent([*ys, 0.0] if from_zero else ys, pad=0.06, floor=0.0 if min(ys) >= 0 else None)
     frame = _Frame(x_low, x_high, y_low, y_high)
     inner = [
@@ -76,7 +76,7 @@ def plot(
         *(frame.line(line) for line in lines),
         *(frame.dots(line) for line in lines if line.dots),
     ]
-    names = _legend(lines, bands, marks) if legend else None
+    names = _legend(lines, bands, marks)
     return html(
         "figure",
         html("figcaption", caption, names),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from lzero_async.errors import ConfigError
 from lzero_async.report.material import read_all
 from lzero_async.report.page import make_page
-from lzero_async.run_folder import exit_code
-
-REPORT: Final = "report.html"
+from lzero_async.run_folder import REPORT, exit_code
 
 
 class _Parser(argparse.ArgumentParser):

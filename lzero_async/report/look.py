@@ -9,14 +9,14 @@ STYLE: Final = """
 --accent:#0b66b3;--good:#0a7a4b;--warn:#9a5b00;--bad:#b3261e;--tint:#eef4fa;
 --c0:#0072b2;--c1:#d55e00;--c2:#00846a;--c3:#a8518a;--c4:#b07d00;--c5:#3d8fc4;--c6:#6b4fa3;--c7:#5d6773;
 --collect:#00846a;--train:#d55e00;--replay:#e0a100;--publish:#2b3f55;--eval:#8a5fb0;--other:#5a93c9;--wait:#cfd6de;
---failed:#b3261e;
+--failed:#b3261e;--cut:#a9d3c8;
 --active:#0072b2;--on:#fff;--waiting:#e3a73a;--idle:#d3d9e0}
 @media (prefers-color-scheme:dark){:root{--page:#0f141a;--card:#171e26;--text:#e6ebf0;--soft:#a3afbb;--line:#2b3540;
 --grid:#242d37;
 --accent:#6db8f2;--good:#55d19a;--warn:#f0b65a;--bad:#ff8a80;--tint:#1b2733;
 --c0:#56aee8;--c1:#f58a4b;--c2:#3cc9a3;--c3:#dd90c2;--c4:#e8bb4a;--c5:#9bd0f2;--c6:#b8a0ea;--c7:#a7b1bc;
 --collect:#2fb794;--train:#f07f3c;--replay:#e8bb4a;--publish:#b9c7d6;--eval:#b692dc;--other:#7fb4e3;--wait:#3a4652;
---failed:#ff8a80;
+--failed:#ff8a80;--cut:#2c5a50;
 --active:#4a9fdc;--on:#08121c;--waiting:#d99a2b;--idle:#36414d}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
@@ -41,6 +41,7 @@ section{background:var(--card);border:1px solid var(--line);border-radius:12px;p
 .tiles div{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:10px 14px;min-width:0}
 .tiles dt{color:var(--soft);font-size:13px}
 .tiles dd{margin:0;font-size:22px;font-weight:650;line-height:1.25;overflow-wrap:anywhere}
+.tiles a{color:inherit;text-decoration-color:var(--accent)}
 .tiles dd small{display:block;font-size:12.5px;font-weight:400;color:var(--soft)}
 .finding{background:var(--tint);border-left:4px solid var(--accent);border-radius:6px;padding:10px 14px;margin:0 0 14px}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:20px}
@@ -79,7 +80,7 @@ rect.bar{fill:var(--active)}rect.beyond{fill:var(--bad)}
 .c6{--k:var(--c6)}
 .c7{--k:var(--c7)}
 .k-collect{--k:var(--collect)}.k-train{--k:var(--train)}.k-replay{--k:var(--replay)}.k-publish{--k:var(--publish)}
-.k-eval{--k:var(--eval)}.k-other{--k:var(--other)}.k-wait{--k:var(--wait)}.k-failed{--k:var(--failed)}
+.k-eval{--k:var(--eval)}.k-other{--k:var(--other)}.k-wait{--k:var(--wait)}.k-failed{--k:var(--failed)}.k-cut{--k:var(--cut)}
 .k-active{--k:var(--active)}.k-waiting{--k:var(--waiting)}.k-idle{--k:var(--idle)}
 .fill{fill:var(--k)}
 .role{display:grid;gap:2px 12px;align-items:center;font-size:13.5px;grid-template-areas:"name share more";

@@ -13,9 +13,9 @@ from lzero_async.errors import ConfigError
 from lzero_async.report.scalars import Scalars, read_scalars
 from lzero_async.report.trace_digest import Digest, digest
 from lzero_async.report.words import is_number
+from lzero_async.run_folder import RESULTS
 from lzero_async.summary import SUMMARY, read_summary
 
-RESULTS: Final = "results.json"
 OPTIONS: Final = "options.json"
 METRICS: Final = "metrics.jsonl"
 TRACE: Final = "trace.json"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lzero_async.report import learning, settings, story, strips, trouble, working
-from lzero_async.report.bottleneck import find_bottleneck
+from lzero_async.report import learning, numbers, settings, story, strips, trouble, working
 from lzero_async.report.look import STYLE
 from lzero_async.report.markup import Html, html, section
 from lzero_async.report.material import Material
@@ -18,7 +17,6 @@ POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none';
 def make_page(runs: Sequence[Material]) -> str:
     """One HTML document about these runs; it needs no other file, no network and no script."""
     one = runs[0] if len(runs) == 1 else None
-    finding = find_bottleneck(one.summary).sentence if one is not None else ""
     head = html(
         "head",
         html("meta", charset="utf-8"),
@@ -30,7 +28,7 @@ def make_page(runs: Sequence[Material]) -> str:
     )
     main = html(
         "main",
-        story.tiles(one) if one is not None else story.comparison(runs),
+        numbers.tiles(one) if one is not None else numbers.comparison(runs),
         learning.scores(runs),
         working.throughput(runs),
         working.where_time_went(runs),
@@ -41,7 +39,7 @@ def make_page(runs: Sequence[Material]) -> str:
         settings.settings(runs),
         _missing(runs),
     )
-    body = html("body", story.header(runs, finding), main, html("footer", html("p", "Made by lzero_async report.")))
+    body = html("body", story.header(runs), main, html("footer", html("p", "Made by lzero_async report.")))
     return f"<!doctype html>\n{html('html', head, body, lang='en')}\n"
 
 

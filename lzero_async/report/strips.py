@@ -9,13 +9,14 @@ from lzero_async.activity import rank
 from lzero_async.report.charts import WIDTH, keys, picture, x_labels
 from lzero_async.report.markup import Html, details, html, note, section
 from lzero_async.report.material import Material
-from lzero_async.report.trace_digest import BINS, Digest, Track, Window
+from lzero_async.report.trace_digest import BINS, CUT, Digest, Track, Window
 from lzero_async.report.words import duration, moment, number
-from lzero_async.timeline.kinds import KINDS, WAIT, kind_of
+from lzero_async.timeline.kinds import KINDS, WAIT
 
 TALL: Final = 100
 MOST_COLLECTORS: Final = 8
-ORDER: Final = (*(kind for kind in KINDS if kind != WAIT), WAIT)  # from the bottom: work first, waits on top
+LABELS: Final = {**{kind: look.label for kind, look in KINDS.items()}, CUT: "cut off by the end"}
+ORDER: Final = (*(kind for kind in KINDS if kind != WAIT), CUT, WAIT)  # from the bottom: work first, waits on top
 
 
 def timeline(runs: Sequence[Material]) -> Html:
@@ -33,7 +34,7 @@ def timeline(runs: Sequence[Material]) -> Html:
 
 def _of(seen: Digest) -> Html:
     kinds = {kind for track in seen.tracks.values() for kind in track.bins}
-    names = [(KINDS[kind].label, f"key box k-{kind}") for kind in ORDER if kind in kinds]
+    names = [(LABELS[kind], f"key box k-{kind}") for kind in ORDER if kind in kinds]
     whole = html(
         "figure",
         html("figcaption", f"the whole run, in steps of {duration(seen.width)}", keys(names)),
@@ -69,7 +70,7 @@ def _overview(name: str, tracks: Sequence[Track], seen: Digest) -> list[Html]:
         if not any(bins):
             continue
         top = [min(1.0, low + share) for low, share in zip(base, bins, strict=True)]
-        shapes.append(html("path", html("title", KINDS[kind].label), d=_steps(base, top), class_=f"fill k-{kind}"))
+        shapes.append(html("path", html("title", LABELS[kind]), d=_steps(base, top), class_=f"fill k-{kind}"))
         base = top
     active = sum(track.active for track in tracks) / (seen.seconds * len(tracks))
     about = f"active {100 * active:.0f} % of the time"
@@ -130,7 +131,7 @@ def _strip(role: str, spans: Sequence[Window], start: float, seconds: float) -> 
                     y=0,
                     width=f"{max(0.6, right - left - (1.0 if right - left > 6 else 0.0)):.1f}",
                     height=TALL,
-                    class_=f"fill k-{kind_of(span.name)}",
+                    class_=f"fill k-{span.kind}",
                 )
             )
     return [

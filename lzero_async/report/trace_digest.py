@@ -11,13 +11,15 @@ from typing import Any, Final, NamedTuple
 
 from lzero_async.errors import ConfigError
 from lzero_async.report.words import is_number
-from lzero_async.timeline.kinds import WAIT, kind_of
+from lzero_async.timeline.kinds import FAILED, WAIT, kind_of
 from lzero_async.trace import EVALUATOR, iter_trace
 
 BINS: Final = 120
 WINDOW_SPANS: Final = 600  # of the middle of the run that are kept one by one
 WINDOW_TRAINS: Final = 12  # that the window shows, if it can
 EDGE: Final = 1 << 18  # bytes at both ends of the file that tell how long it lasts
+LAST: Final = 0.99  # of the run: a stage that ends without a result after this was cut off by the end
+CUT: Final = "cut"
 EXACT: Final = 100  # staleness up to here is counted one by one, above it by powers of two
 _MICRO: Final = 1e-6
 
@@ -26,6 +28,7 @@ class Window(NamedTuple):
     """One span of the middle of the run; seconds since the trace began. `facts` are batch, version and staleness."""
 
     role: str
+    kind: str
     name: str
     start: float
     end: float
@@ -127,6 +130,8 @@ class _Reader:
         name, start = event["name"], event["ts"] * _MICRO - self._first
         end = start + event["dur"] * _MICRO
         kind = kind_of(name)
+        if kind == FAILED and end >= LAST * self._found.seconds:
+            kind = CUT
         place = event.get("pid", 0), event.get("tid", 0)
         role = EVALUATOR if name == "eval" else self._names.get(place, "?")
         track = self._found.tracks.setdefault(role, Track())
@@ -134,7 +139,7 @@ class _Reader:
             track.waiting += end - start
         else:
             track.active += end - start
-            self._keep(role, event, start, end)
+            self._keep(Window(role, kind, name, start, end, event.get("args") or {}))
         self._spread(track.bins.setdefault(kind, [0.0] * BINS), start, end)
         if kind == "collect":
             self._found.collects[self._bin(end)] += 1
@@ -160,12 +165,14 @@ class _Reader:
             key = staleness if staleness <= EXACT else 1 << staleness.bit_length() - 1
             self._found.staleness[key] = self._found.staleness.get(key, 0) + 1
 
-    def _keep(self, role: str, event: dict[str, Any], start: float, end: float) -> None:
+    def _keep(self, span: Window) -> None:
         found = self._found
-        if end > found.window_start and start < self._cut:
-            found.window.append(Window(role, event["name"], start, end, event.get("args") or {}))
+        if span.end > found.window_start and span.start < self._cut:
+            found.window.append(span)
             if len(found.window) >= WINDOW_SPANS and self._cut == math.inf:
-                self._cut = end  # spans come by their end, so up to here none is missing but those that are still open
+                self._cut = (
+                    span.end
+                )  # spans come by their end, so up to here none is missing but those that are still open
 
     def _count(self, event: dict[str, Any]) -> None:
         name, at = event["name"], max(0.0, event["ts"] * _MICRO - self._first)

@@ -27,20 +27,22 @@ def throughput(runs: Sequence[Material]) -> Html:
         _, _, seen = traced[0]
         lines = [
             Line("batches collected", rate_of(seen.collects, seen), 2),
-            Line("batches trained", rate_of(seen.trains, seen), 1),
+            Line("batches trained", rate_of(seen.trains, seen), 1, "dashed"),
         ]
-        return section("throughput", "Throughput", _rates("batches per second", lines))
+        return section("throughput", "Throughput", _rates("batches per second", lines, seen.seconds))
     collected = [Line(run.name, rate_of(seen.collects, seen), place) for place, run, seen in traced]
     trained = [Line(run.name, rate_of(seen.trains, seen), place) for place, run, seen in traced]
-    charts = (_rates("batches collected per second", collected), _rates("batches trained per second", trained))
+    until = max(seen.seconds for *_, seen in traced)
+    charts = (
+        _rates("batches collected per second", collected, until),
+        _rates("batches trained per second", trained, until),
+    )
     return section("throughput", "Throughput", html("div", charts, class_="pair"))
 
 
 def rate_of(counts: Sequence[int], seen: Digest) -> list[tuple[float, float]]:
     """Counts per second, in bins that are wide enough to hold some; each point is the middle of its bin."""
-    total = sum(counts)
-    wanted = max(6, min(60, total // PER_BIN))
-    share = next(share for share in (2, 3, 4, 5, 6, 8, 10, 12, 15, 20) if BINS // share <= wanted or share == 20)
+    share = _joined(sum(counts))
     width = share * seen.width
     return [
         ((first + share / 2) * seen.width, sum(counts[first : first + share]) / width)
@@ -48,11 +50,17 @@ def rate_of(counts: Sequence[int], seen: Digest) -> list[tuple[float, float]]:
     ]
 
 
-def _rates(caption: str, lines: Sequence[Line]) -> Html:
+def _joined(batches: int) -> int:
+    """How many bins of the trace to join for a curve of so many batches."""
+    wanted = max(6, min(60, batches // PER_BIN))
+    return next(share for share in (2, 3, 4, 5, 6, 8, 10, 12, 15, 20) if BINS // share <= wanted or share == 20)
+
+
+def _rates(caption: str, lines: Sequence[Line], until: float) -> Html:
     about = "; ".join(
         f"{line.name}: {number(sum(y for _, y in line.points) / len(line.points))} on average" for line in lines
     )
-    return plot(caption, about, lines, x_name="time of the run", x_text=moment, from_zero=True)
+    return plot(caption, about, lines, x_name="time of the run", x_text=moment, from_zero=True, until=until)
 
 
 def where_time_went(runs: Sequence[Material]) -> Html:
@@ -176,16 +184,12 @@ def _lag(runs: Sequence[Material]) -> Html | None:
     bands: list[Band] = []
     bounds: set[float] = set()
     for place, run in enumerate(runs):
-        level = run.digest.levels.get("lag") if run.digest is not None else None
-        if level is None or run.digest is None:
+        if run.digest is None or "lag" not in run.digest.levels:
             continue
-        width = run.digest.width
-        means = [((number_ + 0.5) * width, mean) for number_, mean in enumerate(level.means) if mean is not None]
-        lines.append(Line("mean" if len(runs) == 1 else run.name, means, place))
+        mean, highest = _levels(run.digest, "lag")
+        lines.append(Line("mean" if len(runs) == 1 else run.name, mean, place))
         if len(runs) == 1:
-            bands.append(Band("up to the highest", [
-                ((number_ + 0.5) * width, 0.0, high) for number_, high in enumerate(level.highest) if high is not None
-            ], place))  # fmt: skip
+            bands.append(Band("up to the highest", [(x, 0.0, y) for x, y in highest], place))
         limit = run.statistics.get("queue_capacity") or run.statistics.get("off_policy_degree")
         if is_number(limit):
             bounds.add(limit)
@@ -196,3 +200,19 @@ def _lag(runs: Sequence[Material]) -> Html | None:
     marks = [mark for mark in marks if mark.value <= 6 * max(1.0, seen)]  # one far away would flatten the curve
     return plot("batches that wait (lag)", "collected batches that are not trained yet, over time", lines, bands=bands,
                 marks=marks, x_name="time of the run", x_text=moment, from_zero=True)  # fmt: skip
+
+
+def _levels(seen: Digest, name: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Mean and highest value of a counter over time."""
+    level, share = seen.levels[name], max(2, _joined(sum(seen.trains)) // 2)
+    means: list[tuple[float, float]] = []
+    tops: list[tuple[float, float]] = []
+    for first in range(0, BINS, share):
+        middle = (first + share / 2) * seen.width
+        known = [value for value in level.means[first : first + share] if value is not None]
+        high = [value for value in level.highest[first : first + share] if value is not None]
+        if known:
+            means.append((middle, sum(known) / len(known)))
+        if high:
+            tops.append((middle, max(high)))
+    return means, tops
