@@ -58,14 +58,18 @@ def at(seconds: float, collectors: int = 4, **changes: Any) -> View:
         title="PriorZero: The Light on Gannet Rock",
         gone=seconds,
         left=430.0,
-        counts=(Count("environment steps", 40 * seconds, 20_000), Count("updates", 3 * seconds)),
+        counts=(
+            Count("environment steps", 40 * seconds, 20_000),
+            Count("updates", 3 * seconds),
+            Count("seconds", seconds),
+        ),
         roles=(
             *roles,
             role("learner", (0.9, 0.1, 0), seconds, "wait train", 0.5),
             role("evaluator", (0, 0, 1), seconds, "", 130),
         ),
         statistics=STATISTICS,
-        rates={"environment steps/s": 40.0, "updates/s": 3.0},
+        rates={"environment steps/s": 41.2, "updates/s": 3.1},
         fills={"queue": 0.5, "buffer": 0.3},
         score="score",
         last_score=12.0,
@@ -87,6 +91,7 @@ def test_a_frame_says_what_a_run_does() -> None:
 PriorZero: The Light on Gannet Rock                        2:10 gone, 7:10 left
 environment steps ████··········· 5,200 of 20,000  40.0/s  now 40.0/s
 updates                           390  3.00/s  now 3.00/s
+rates                             41.2 environment steps/s, 3.10 updates/s
 lag               ████████······· 2 now, mean 1.2, max 4; degree 4
 staleness         ████··········· mean 1.2, max 3; degree 4
 fill              ████████······· queue 50%  ███······· buffer 30%
@@ -126,8 +131,8 @@ def test_a_role_that_was_not_there_yet() -> None:
 
 
 def test_a_queue_bounds_the_lag_and_not_the_staleness() -> None:
-    text = render_text(at(130.0, statistics=STATISTICS | {"queue_capacity": 8, "collect_train_lag": 4}), None, 79, 18)
-    assert "lag               ████████······· 4 now, mean 1.2, max 4; queue of 8\n" in text
+    text = render_text(at(130.0, statistics=STATISTICS | {"queue_capacity": 7, "collect_train_lag": 4}), None, 79, 18)
+    assert "lag               ████████······· 4 now, mean 1.2, max 4; queue of 7\n" in text
     assert "staleness                         mean 1.2, max 3; no bound\n" in text
 
 
@@ -137,10 +142,10 @@ def test_many_collectors_are_folded_into_their_mean() -> None:
     late = replace(late, roles=(*late.roles[:5], waits, *late.roles[6:]))
     lines = render_text(late, early, 79, 18).splitlines()
     assert len(lines) == 18
-    assert [line.split("  ")[0].rstrip(" █▒·") for line in lines[7:15]] == [
-        "collector 0", "collector 1", "collector 2", "collector 3", "collector 4", "collectors 5-63", "learner", "evaluator",
+    assert [line.split("  ")[0].rstrip(" █▒·") for line in lines[8:15]] == [
+        "collector 0", "collector 1", "collector 2", "collector 3", "collectors 4-63", "learner", "evaluator",
     ]  # fmt: skip
-    assert lines[12] == "collectors 5-63 ████████████████▒▒▒·  80  15   5  57  32  11 58 collect, 1 wai…"
+    assert lines[12] == "collectors 4-63 ████████████████▒▒▒·  80  15   5  57  32  11 59 collect, 1 wai…"
     folded = render_text(late, early, 79, 10).splitlines()
     assert len(folded) == 10
     assert [line[:16].strip() for line in folded if "collector" in line[:10]] == ["collectors 0-63"]
@@ -190,8 +195,8 @@ def test_a_short_terminal_keeps_what_matters() -> None:
 def test_forty_columns() -> None:
     lines = render_text(at(130.0), at(100.0), 39, 18).splitlines()
     assert lines[0] == "PriorZero: The L…  2:10 gone, 7:10 left"
-    assert lines[6] == "            █a ▒w ·i        last 30 s %"
-    assert lines[7] == "collector 0 ████████████▒▒·  80  15   5"
+    assert lines[7] == "            █a ▒w ·i        last 30 s %"
+    assert lines[8] == "collector 0 ████████████▒▒·  80  15   5"
 
 
 def test_a_long_warning_is_cut_and_only_the_last_ones_are_shown() -> None:
