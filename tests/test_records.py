@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ for life in range(2):
     records.prepare()
     records.scalars({"learner/loss": 0.5}, 100 + life)
     records.scalars({"evaluator/score": 7.0}, 50)
+    records.histogram("async/staleness", {0: 4, 3: 1}, 100)
     records.close()
 import wandb
 assert wandb.run is None
@@ -68,6 +70,12 @@ def test_wandb_offline_has_the_same_scalars_in_the_run_s_folder_and_says_nothing
         assert rows == [
             {"learner/loss": 0.5, "env_steps": 100 + life},
             {"evaluator/score": 7.0, "env_steps": 50},
+            {
+                "async/staleness/_type": "histogram",
+                "async/staleness/values": [4, 0, 1],
+                "async/staleness/bins": [-0.5, 0.5, 2.5, 3.5],
+                "env_steps": 100,
+            },
         ]
 
 
@@ -165,6 +173,48 @@ def test_when_it_fails_in_the_middle_the_other_records_go_on(
     assert run.finished == 1
     (options,) = asked
     assert (options["name"], options["config"], options["mode"]) == ("mine", {"seed": 3}, "offline")
+
+
+def test_a_histogram_that_w_and_b_does_not_take_is_in_tensorboard_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = FakeRun()
+    run.rows = [{}, {}]  # it takes two
+    fake_wandb(monkeypatch, init=lambda **options: run, Histogram=lambda np_histogram: np_histogram)
+    records = Records(tmp_path, wandb="offline")
+    records.histogram("async/staleness", {1: 2}, 10)
+    records.scalars({"a": 1.0}, 10)
+    records.close()
+    assert ["Weights & Biases" in record.message for record in caplog.records] == [True]
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(tmp_path / "log"))
+    events.Reload()
+    assert [event.histogram_value.num for event in events.Histograms("async/staleness")] == [2]
+    assert [event.value for event in events.Scalars("a")] == [1.0]
+
+
+def test_threads_share_one_file(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    records, start = Records(tmp_path), threading.Barrier(4)
+    records.prepare()
+
+    def write(number: int) -> None:
+        start.wait()
+        for step in range(50):
+            records.scalars({f"learner/loss_{number}": step, "async/lag": number}, step)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records.close()
+    (file,) = (tmp_path / "log").iterdir()
+    events = accumulator.EventAccumulator(str(file))
+    events.Reload()
+    assert {name: len(events.Scalars(name)) for name in events.Tags()["scalars"]} == {
+        "async/lag": 200, **{f"learner/loss_{number}": 50 for number in range(4)}
+    }  # fmt: skip
 
 
 def test_what_came_after_the_last_checkpoint_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
