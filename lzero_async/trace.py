@@ -143,8 +143,9 @@ class TraceWriter:
     def _span(self, track: str, name: str, start: float, end: float, args: dict[str, int]) -> tuple[int, int]:
         extra = ",".join(f'"{key}":{value}' for key, value in args.items())
         tid, pid = self._tracks.get(track) or self._new_track(track), self._pids.get(track, 1)
+        first, last = _ticks(start), _ticks(end)  # rounded before the length is taken: spans in a row never overlap
         self._pending.append(
-            f'{{"name":"{name}","ph":"X","pid":{pid},"tid":{tid},"ts":{start * 1e6:.1f},"dur":{(end - start) * 1e6:.1f},'
+            f'{{"name":"{name}","ph":"X","pid":{pid},"tid":{tid},"ts":{first / 10:.1f},"dur":{(last - first) / 10:.1f},'
             f'"args":{{{extra}}}}}'
         )
         return pid, tid
@@ -153,7 +154,8 @@ class TraceWriter:
         """One end of an arrow, bound to the span around it."""
         binding = ',"bp":"e"' if end == "f" else ""
         self._pending.append(
-            f'{{"name":"{kind}","cat":"{kind}","ph":"{end}"{binding},"id":{number},"pid":{pid},"tid":{tid},"ts":{at * 1e6:.1f}}}'
+            f'{{"name":"{kind}","cat":"{kind}","ph":"{end}"{binding},"id":{number},"pid":{pid},"tid":{tid},'
+            f'"ts":{_ticks(at) / 10:.1f}}}'
         )
 
     def _flush_if_due(self, now: float) -> None:
@@ -184,6 +186,11 @@ class TraceWriter:
             warnings.warn(
                 f"The trace {self.path} ends here ({error.strerror}); training goes on without it.", stacklevel=4
             )
+
+
+def _ticks(seconds: float) -> int:
+    """Tenths of a microsecond. Spans and arrows are rounded in this one way, or an arrow would miss the span it starts with."""
+    return round(seconds * 1e7)
 
 
 def _metadata(kind: str, pid: int, tid: int, name: str) -> str:

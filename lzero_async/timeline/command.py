@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Final, NoReturn
 
 from lzero_async.config import number_between, positive_number, whole_number
@@ -28,11 +29,12 @@ collects and trains can be seen; as text, and as a picture beside the trace.
 
 docs/timeline.md says how to read it. The trace itself opens in Perfetto (ui.perfetto.dev)."""
 COUNTED: Final = {
-    "collect": "collect(s)",
-    "train": "train(s)",
-    "replay": "train(s) on old data",
-    "eval": "evaluation(s)",
+    "collect": ("collect", "collects"),
+    "train": ("train", "trains"),
+    "replay": ("train on old data", "trains on old data"),
+    "eval": ("evaluation", "evaluations"),
 }
+TEXT_WIDTH: Final = 100
 WIDTHS: Final = (20, 500)
 _MARGIN: Final = 0.15  # of its way, before and after what happened to a batch
 
@@ -148,13 +150,13 @@ def as_text(found: Survey, whole: Stretch | None, window: Stretch, batch: int | 
             each = f"a character is {_seconds(stretch.length / stretch.cells)}"
             parts.append("\n".join([f"{words} ({each})", *text.draw(stretch)]))
     kinds = window.kinds | (whole.kinds if whole is not None else set())
-    parts.append(f"{legend(kinds)}\n{text.LABELS}")
+    parts.append(f"{fill(legend(kinds), TEXT_WIDTH)}\n{text.LABELS}")
     return "\n\n".join(parts)
 
 
 def _heading(found: Survey) -> str:
     failed = sum(count for name, count in found.names.items() if kind_of(name) == FAILED)
-    shown = [f"{found.names[name]:,} {word}" for name, word in COUNTED.items() if found.names[name]]
+    shown = [f"{count:,} {words[count != 1]}" for name, words in COUNTED.items() if (count := found.names[name])]
     shown += [f"{failed:,} failed"] if failed else []
     going = (
         ""
