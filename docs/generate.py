@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))  # not needed where the project is installed
 
 NOTE = "Written by `make docs`; edit the code and run it again."
 CONFIG_FILE = ROOT / "zoo" / "jericho" / "priorzero" / "priorzero_config.py"
+TRAINER_FILE = CONFIG_FILE.with_name("trainer.py")
 
 
 def refusal(check: Callable[[str, Any], Any], value: Any) -> str:
@@ -83,6 +84,14 @@ def _comment_above(lines: list[str], number: int) -> str:
     return " ".join(comment)
 
 
+def fixed_options(source: str) -> list[tuple[str, str]]:
+    """What a resumed run of PriorZero keeps, from its trainer's source: importing that takes seconds."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FIXED_OPTIONS":
+            return list(ast.literal_eval(node.value))
+    raise LookupError("the trainer has no FIXED_OPTIONS")
+
+
 def priorzero() -> list[str]:
     """PriorZero's options, by section."""
     from zoo.jericho.priorzero.options import RULES
@@ -93,8 +102,8 @@ def priorzero() -> list[str]:
     said = meanings(CONFIG_FILE.read_text())
     lines = ["## PriorZero", ""]
     lines += [
-        "Edit [priorzero_config.py](../zoo/jericho/priorzero/priorzero_config.py), or give `--set section.option=value`; some have",
-        "a flag of their own, which is named. [Choosing the degree](choosing-the-degree.md) says what `off_policy_degree` means.",
+        "Edit [priorzero_config.py](../zoo/jericho/priorzero/priorzero_config.py), or give `--set section.option=value`; some",
+        "have a flag of their own, which is named. [Choosing the degree](choosing-the-degree.md) is about `off_policy_degree`.",
         "",
     ]
     for section, values in SECTIONS.items():
@@ -108,7 +117,8 @@ def priorzero() -> list[str]:
             for name, value in values.items()
         )
         lines += [f"### {section}", "", *table(("option", "default", "allowed", "meaning"), rows)]
-    lines += ["### What presets change", ""]
+    kept = ", ".join(f"`{section}.{name}`" for section, name in fixed_options(TRAINER_FILE.read_text()))
+    lines += [f"A resumed run keeps {kept}; all others may change.", "", "### What presets change", ""]
     changes = {**{f"--preset {name}": preset for name, preset in PRESETS.items()}, "--quick_test": QUICK_TEST}
     return [
         *lines,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.docs_blocks import ROOT, Piece
 
-LINKED = ("zoo", "docs", "benchmarks", "requirements", "Makefile")
+LINKED = ("lzero_async", "zoo", "docs", "tests", "benchmarks", "requirements", "Makefile")
 MAKERS = {  # what makes a folder that other commands read, where no --exp_name or --out names it
     "runs/train": "make train",
     "runs/mbpo": "zoo/mbpo/train.py",
@@ -41,7 +41,7 @@ class Scratch:
         return self._done[piece.command]
 
     def _run(self, command: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "COLUMNS": "120"}
+        environment = {**os.environ, "PYTHON": sys.executable, "COLUMNS": "120"}
         try:
             return subprocess.run(
                 self._here(command), shell=True, cwd=self.folder, env=environment, capture_output=True, text=True,

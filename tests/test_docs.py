@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from pathlib import Path
@@ -34,13 +35,53 @@ def test_commands_run(piece: Piece, scratch: Scratch) -> None:
     assert done.stdout + done.stderr
 
 
+def shape(text: str) -> list[list[str]]:
+    """The words of each line, whatever the numbers are."""
+    return [re.sub(r"-?\d+(\.\d+)?", "#", line).split() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("example", ["serial_loop", "async_loop", "sixty_seconds"])
+def test_the_tutorial_shows_what_its_examples_print(example: str, scratch: Scratch) -> None:
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    command = f".venv/bin/python docs/examples/{example}.py"
+    shown = re.search(rf"^{re.escape(command)}\n```\n\n```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    printed = scratch.run(next(piece for piece in COMMANDS if piece.command == command)).stdout
+    assert shape(shown[1]) == shape(printed)
+
+
+def test_the_tutorials_ten_lines_turn_one_example_into_the_other(scratch: Scratch) -> None:
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    serial, asynchronous = (
+        (ROOT / "docs" / "examples" / f"{name}_loop.py").read_text() for name in ("serial", "async")
+    )
+    diff = "".join(
+        difflib.unified_diff(
+            serial.splitlines(True), asynchronous.splitlines(True), "serial_loop.py", "async_loop.py", n=1
+        )
+    )
+    assert f"```diff\n{diff}```" in page
+    assert len(re.findall(r"^\+(?!\+\+)", diff, re.MULTILINE)) <= 10
+    assert f"```python\n{serial}```" in page
+    took = [
+        float(re.search(r"in ([\d.]+) s", scratch.run(piece).stdout)[1])  # type: ignore[index]
+        for piece in COMMANDS
+        if piece.page == "docs/tutorial.md" and "_loop.py" in piece.text
+    ]
+    assert took[1] < took[0]
+
+
 @some([piece for piece in CODE if not piece.reason])
 def test_python_blocks_run(
     piece: Piece, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(piece.text, piece.name, "exec"), {"__name__": "block"})
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed
+    after = (ROOT / piece.page).read_text().partition(f"{piece.text}```\n\n```text\n")[2]
+    if after:  # what it prints is shown below it
+        assert shape(after.partition("```")[0]) == shape(printed)
 
 
 @some(COMMANDS)
