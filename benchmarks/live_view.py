@@ -16,6 +16,7 @@ import struct
 import termios
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -136,6 +137,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each run (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement (default: %(default)s)")
     options = parser.parse_args()
+    warnings.simplefilter("ignore", UserWarning)  # a degree of 64 is for the view's sake
     os.environ["TERM"] = "xterm-256color"
     rows = [judge("live", bar, [bar.measure() for _ in range(options.repeats)]) for bar in bars(options.seconds)]
     for row in rows:

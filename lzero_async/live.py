@@ -55,19 +55,26 @@ class LiveProgress(Progress):
         self.clear()
         self._ended = threading.Event()
         self._screen = screen = Screen(self._stream)
-        painter = _Painter(screen, view, self._stream, self._every)
-        self._painter = painter
-        screen.begin()
-        self._threads.start("view", lambda: self._refresh(painter, self._ended))
+        try:
+            self._painter = painter = _Painter(screen, view, self._stream, self._every)
+            screen.begin()
+        except Exception as error:
+            self._give_up(error)
+        else:
+            self._threads.start("view", lambda: self._refresh(painter, self._ended))
 
     def _refresh(self, painter: _Painter, ended: threading.Event) -> None:
         try:
             painter.paint()
             while not ended.wait(self._every):
                 painter.paint()
-        except Exception as error:  # a view that cannot be shown is no reason to end a run
-            self._end()
-            log.warning("The live view ends (%r); lines are shown instead.", error, exc_info=True)
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """A view that cannot be shown is no reason to end a run."""
+        self._end()
+        log.warning("The live view ends (%r); lines are shown instead.", error, exc_info=error)
 
     def show(self, line: str, *, now: bool = False) -> None:
         if self._screen is None:

@@ -61,7 +61,8 @@ class Screen:
         loggers = [logging.root, *logging.root.manager.loggerDict.values()]
         handlers = {handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers}
         for handler in handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream is real:
+            # Some look sys.stderr up whenever they write: these have no stream of their own.
+            if isinstance(handler, logging.StreamHandler) and vars(handler).get("stream") is real:
                 handler.setStream(lines)
                 self._handlers.append((handler, real))
 

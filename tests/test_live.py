@@ -404,6 +404,22 @@ def test_a_view_that_fails_gives_way_to_lines(terminal: Terminal, standard: Call
     assert "The live view ends (ValueError('no view')); lines are shown instead.\r\nTraceback" in output
 
 
+def test_a_view_that_cannot_begin_gives_way_to_lines(
+    terminal: Terminal, standard: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("no handlers")
+
+    standard()
+    monkeypatch.setattr(Screen, "_redirect_handlers", fail)
+    progress = LiveProgress(terminal.stream)
+    progress.watch(lambda: at(130.0))
+    assert (sys.stdout, sys.stderr) == (terminal.stream, terminal.stream)
+    progress.note("a note")
+    progress.clear()
+    assert Shown(terminal.output()).lines[-2:] == ["a note", ""]
+
+
 def test_a_view_that_fails_at_the_end_does_not_hide_why_the_run_ended(
     terminal: Terminal, standard: Callable[[], None], tmp_path: Path
 ) -> None:
@@ -438,6 +454,47 @@ def test_a_terminal_that_gets_narrower_has_wrapped_the_lines(terminal: Terminal)
     screen.end()
     assert screen.size() == (60, 24)
     assert re.findall(r"\x1b\[(\d+)A", terminal.output()) == ["5", "1"]
+
+
+# -- a whole run -------------------------------------------------------------------------------------------------------
+
+SMALL_RUN = [
+    "--n_envs", "2", "--num_workers", "1", "--episodes_per_update", "4", "--total_episodes", "24", "--hidden_size", "8",
+    "--hidden_layers", "1", "--epochs", "1", "--eval_every", "2", "--eval_episodes", "2", "--device", "cpu", "--backend",
+    "thread", "--report", "false",
+]  # fmt: skip
+
+
+def test_a_run_is_watched_from_its_beginning_to_its_end(
+    terminal: Terminal, standard: Callable[[], None], tmp_path: Path
+) -> None:
+    from zoo.episode_ppo.train import main
+
+    standard()
+    assert main([*SMALL_RUN, "--exp_name", str(tmp_path / "run")]) == 0
+    shown = Shown(terminal.output())
+    titles = [place for place, line in enumerate(shown.lines) if line.startswith("Whole-episode PPO: CartPole-v1  ")]
+    assert shown.cursor
+    assert len(titles) == 1
+    above, frame = shown.lines[: titles[0]], shown.lines[titles[0] : shown.lines.index("=" * 80)]
+    assert re.fullmatch(r"episodes +█+ 24 of 24  .*", frame[1])
+    assert [line.split(" ")[0] for line in frame if re.match("(collector|learner|evaluator)", line)] == [
+        "collector", "collector", "learner", "evaluator",
+    ]  # fmt: skip
+    assert re.fullmatch(r"mean return: last .*, best .*; collected episodes .*", frame[-2])
+    assert any(line.startswith("evaluation after 16 episodes") for line in above)
+    assert sys.stderr is terminal.stream
+
+
+def test_a_run_in_plain_lines(terminal: Terminal, standard: Callable[[], None], tmp_path: Path) -> None:
+    from zoo.episode_ppo.train import main
+
+    standard()
+    assert main([*SMALL_RUN, "--plain", "true", "--exp_name", str(tmp_path / "run")]) == 0
+    output = terminal.output()
+    assert "\x1b" not in output
+    assert output.count("\r") == output.count("\r\n")
+    assert "Update complete" in output
 
 
 # -- the end of the program --------------------------------------------------------------------------------------------
