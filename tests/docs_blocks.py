@@ -6,7 +6,7 @@ sees on the page, say otherwise:
     <!-- not-run: reason -->                 nothing of the block is run
     <!-- not-run (fragment): reason -->      the lines that have the fragment are not
     <!-- run-with: --max_steps 400 -->       words that are put behind each command; also with a (fragment); {short_priorzero}
-                                             stands for what makes a run of PriorZero short
+                                             stands for what makes a run of PriorZero short, {free_port} for a port
 
 At the end of a line of a `sh` block, `# not-run: reason` does the same for that line. Of several comments for a line the last one
 counts.

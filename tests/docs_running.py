@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ MAKERS = {  # what makes a folder that other commands read, where no --exp_name 
     "runs/episode_ppo": "zoo/episode_ppo/train.py",
     "runs/compare": "lzero_async compare",
 }
-LIMIT = 120.0  # seconds of one command
+LIMIT = 200.0  # seconds of one command
 
 
 class Scratch:
@@ -53,6 +54,7 @@ class Scratch:
     def _here(self, command: str) -> str:
         """The command with the interpreter of these tests, whose environment is not set up again by make."""
         command = command.replace(".venv/bin/", f"{shlex.quote(str(Path(sys.executable).parent))}/")
+        command = command.replace("{free_port}", str(_free_port()))
         return f"{command} STAMP= PY={shlex.quote(sys.executable)}" if command.startswith("make ") else command
 
     def _missing(self, piece: Piece) -> list[str]:
@@ -67,3 +69,9 @@ class Scratch:
         if folder in MAKERS:
             makers += [piece for piece in self._pieces if MAKERS[folder] in piece.text and "--help" not in piece.text]
         return next((piece for piece in makers if folder not in re.sub(named, "", piece.command)), None)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
