@@ -37,7 +37,7 @@ def find_bottleneck(summary: Mapping[str, Any]) -> Bottleneck:
     learner, collectors = _shares(roles, "learner"), _shares(roles, "collector")
     if learner is None or collectors is None or (statistics.get("train_count") or 0) < LEAST_TRAINS:
         return Bottleneck("unknown", "The run is too short, or left too little, to say what held it back.")
-    for look in (_turns, _failures, _evaluation, _cores, _one_side, _degree):
+    for look in (_turns, _failures, _evaluation, _drops, _cores, _one_side, _degree):
         found = look(summary, statistics, collectors, learner)
         if found is not None:
             return Bottleneck(found.kind, found.sentence + _caution(summary, statistics))
@@ -61,8 +61,8 @@ def _turns(
 ) -> Bottleneck | None:
     if statistics.get("mode") != "SYNCHRONOUS":
         return None
-    collect, train = _seconds(statistics, "collect_total_time"), _seconds(statistics, "train_total_time")
-    evaluation, wall = _seconds(statistics, "eval_total_time"), _seconds(statistics, "wall_time")
+    collect, train = _value(statistics, "collect_total_time"), _value(statistics, "train_total_time")
+    evaluation, wall = _value(statistics, "eval_total_time"), _value(statistics, "wall_time")
     longest = max(collect, train)
     if longest <= 0 or wall <= 0:
         return None
@@ -110,6 +110,20 @@ def _evaluation(
     )
 
 
+def _drops(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
+) -> Bottleneck | None:
+    dropped, collected = _value(statistics, "dropped"), _value(statistics, "collect_count")
+    if collected <= 0 or dropped < MUCH * collected or learner.active <= learner.waiting:
+        return None
+    return Bottleneck(
+        "learner",
+        f"The learner is the bottleneck: {percent(dropped / collected)} of the collected batches were dropped before they "
+        f"could be trained, while it was active {percent(learner.active)} of the time; a faster learner or fewer updates "
+        "per batch help, and fewer collectors lose nothing.",
+    )
+
+
 def _cores(
     summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
 ) -> Bottleneck | None:
@@ -136,7 +150,7 @@ def _use_of_cores(
     """Cores, the share of them that was busy, and the share that this run used; None where unknown."""
     use = summary.get("utilisation") or {}
     cores, busy, own = (summary.get("machine") or {}).get("cores"), use.get("cpu"), use.get("cpu_seconds")
-    wall = _seconds(statistics, "wall_time") or _seconds(summary, "seconds")
+    wall = _value(statistics, "wall_time") or _value(summary, "seconds")
     if not is_number(cores) or not is_number(busy) or cores <= 0:
         return None, 0.0, None
     return cores, busy, own / (wall * cores) if is_number(own) and wall > 0 else None
@@ -183,6 +197,6 @@ def _degree(
     )
 
 
-def _seconds(values: Mapping[str, Any], name: str) -> float:
+def _value(values: Mapping[str, Any], name: str) -> float:
     value = values.get(name)
     return float(value) if is_number(value) else 0.0

@@ -37,9 +37,8 @@ def _scores(runs: Sequence[Material], across: str, x_name: str) -> Html | None:
     if not lines:
         return None
     name = next((str(run.summary["score"]["name"]) for run in runs if run.summary["score"].get("name")), "score")
-    highest = {run.summary["score"].get("highest") for run in runs}
-    top = highest.pop() if len(highest) == 1 else None
-    marks = [Mark("highest possible", float(top))] if is_number(top) else []
+    highest = {top for run in runs if is_number(top := run.summary["score"].get("highest"))}
+    marks = [Mark("highest possible", float(top)) for top in highest] if len(highest) == 1 else []
     text = moment if across == "seconds" else short
     over = "time" if across == "seconds" else x_name
     about = f"{name} of evaluations over {over}: " + "; ".join(
@@ -104,15 +103,29 @@ def scalars(runs: Sequence[Material]) -> Html:
     if not known:
         return section("scalars", "Learner", note("No scalars of the learner are there."))
     names = list(dict.fromkeys(name for run in known for name in (run.scalars.series if run.scalars else ())))
-    minis = [_mini(name, runs) for name in names]
+    moving = [name for name in names if _changes(name, known)]
+    still = [f"{name} {number(_series(name, known)[0].last)}" for name in names if name not in moving]
     rows = sum(run.scalars.rows for run in known if run.scalars is not None)
     left_out = {name for run in known if run.scalars is not None for name in run.scalars.left_out}
     return section(
         "scalars", "Learner",
-        details(f"{plural(len(names), 'scalar')} over {plural(rows, 'train')}", html("div", minis, class_="minis"),
-                note("Line: mean of a stretch of trains; band: lowest to highest in it. Below: the first train and the last.")),
-        note(f"{plural(len(left_out), 'more scalar')} in metrics.jsonl not shown.") if left_out else None,
+        details(
+            f"{plural(len(names), 'scalar')} over {plural(rows, 'train')}",
+            html("div", [_mini(name, runs) for name in moving], class_="minis"),
+            note("Over the trains: the line is the mean of a stretch of them, the band reaches from lowest to highest in it."),
+            note(f"The same all the time: {', '.join(still)}.") if still else None,
+        ),
+        note(f"{plural(len(left_out), 'more scalar')} of metrics.jsonl left out.") if left_out else None,
     )  # fmt: skip
+
+
+def _series(name: str, runs: Sequence[Material]) -> list[Series]:
+    return [run.scalars.series[name] for run in runs if run.scalars is not None and name in run.scalars.series]
+
+
+def _changes(name: str, runs: Sequence[Material]) -> bool:
+    found = _series(name, runs)
+    return any(series.changes or series.last != found[0].last for series in found)
 
 
 def _mini(name: str, runs: Sequence[Material]) -> Html:

@@ -37,7 +37,7 @@ vertical-align:3px;margin-left:6px;white-space:nowrap}
 .good{color:var(--good)}.warn{color:var(--warn)}.bad{color:var(--bad)}
 .soft,.note{color:var(--soft)}.note{font-size:13.5px}
 section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:18px 20px;margin:16px 0}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:16px 0;padding:0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:10px;margin:16px 0;padding:0}
 .tiles div{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:10px 14px;min-width:0}
 .tiles dt{color:var(--soft);font-size:13px}
 .tiles dd{margin:0;font-size:22px;font-weight:650;line-height:1.25;overflow-wrap:anywhere}
@@ -104,11 +104,12 @@ tbody tr:last-child>*{border-bottom:0}
 thead th{color:var(--soft);font-weight:600;white-space:nowrap;background:var(--tint)}
 tbody th{font-weight:500}
 .numbers td,.numbers thead th:not(:first-child){text-align:right;white-space:nowrap}
-td small{color:var(--soft);display:block}
+td small{color:var(--soft);margin-left:8px;display:inline-block;min-width:48px}
 details{margin-top:8px}
 summary{cursor:pointer;font-weight:600;padding:6px 0}
 .minis{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,215px),1fr));gap:14px 18px;margin-top:8px}
-.mini{min-width:0;font-size:12.5px}.mini b{font-weight:600;overflow-wrap:anywhere}
+.mini{min-width:0;font-size:12.5px;display:flex;flex-direction:column}
+.mini .pic{margin-top:auto}.mini b{font-weight:600;overflow-wrap:anywhere}
 .mini .pic{height:62px}.mini .range{color:var(--soft);display:flex;justify-content:space-between;gap:8px}
 ul{margin:0 0 10px;padding-left:20px}
 footer{color:var(--soft);font-size:13px;padding-bottom:40px}

@@ -43,7 +43,7 @@ def join(children: Iterable[Any]) -> Html:
         elif isinstance(child, Iterable) and not isinstance(child, str):
             parts.append(str(join(child)))
         else:
-            parts.append(escape(str(child)))
+            parts.append(escape(str(child)).replace(" %", "&nbsp;%"))  # a number and its unit stay on one line
     return Html("".join(parts))
 
 

@@ -12,7 +12,7 @@ from lzero_async.activity import rank
 from lzero_async.errors import ConfigError
 from lzero_async.report.scalars import Scalars, read_scalars
 from lzero_async.report.trace_digest import Digest, digest
-from lzero_async.report.words import is_number
+from lzero_async.report.words import is_number, plural
 from lzero_async.run_folder import RESULTS
 from lzero_async.summary import SUMMARY, read_summary
 
@@ -86,7 +86,7 @@ def read_material(folder: Path, name: str | None = None) -> Material:
     if scalars is None:
         missing.append(f"{METRICS} is not there: no scalars of the learner.")
     elif scalars.broken:
-        missing.append(f"{scalars.broken} lines of {METRICS} cannot be read and are left out.")
+        missing.append(f"{plural(scalars.broken, 'line')} of {METRICS} cannot be read and left out.")
     if traced is not None:
         _complete_from_trace(summary, traced)
     return Material(name or folder.resolve().name, folder, summary, options, traced, scalars, tuple(missing))
@@ -110,8 +110,17 @@ def _summary(folder: Path, missing: list[str]) -> dict[str, Any]:
     for name in _LISTS:
         value = found.get(name)
         found[name] = [dict(row) for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+    found["statistics"] = {name: value for name, value in found["statistics"].items() if _is_statistic(name, value)}
+    found["roles"] = [
+        {name: value for name, value in row.items() if name == "role" or is_number(value)} for row in found["roles"]
+    ]
     found["evaluations"] = [row for row in found["evaluations"] if is_number(row.get("score"))]
     return found
+
+
+def _is_statistic(name: str, value: Any) -> bool:
+    kinds: dict[str, type] = {"mode": str, "staleness_counts": Mapping}
+    return isinstance(value, kinds[name]) if name in kinds else value is None or is_number(value)
 
 
 def _json(path: Path, missing: list[str], problem: str) -> dict[str, Any]:

@@ -57,7 +57,11 @@ def _made_with(run: Material, *, several: bool) -> Html:
         parts = [str(machine["system"])] if machine.get("system") else []
         parts += [plural(machine["cores"], "core")] if is_number(machine.get("cores")) else []
         parts += [f"{size(machine['memory_bytes'])} of memory"] if is_number(machine.get("memory_bytes")) else []
-        parts.append(", ".join(str(gpu) for gpu in machine["gpus"]) if machine.get("gpus") else "no GPU")
+        parts.append(
+            ", ".join(str(gpu) for gpu in machine["gpus"])
+            if isinstance(machine.get("gpus"), list) and machine["gpus"]
+            else "no GPU"
+        )
         lines.append(["machine", ", ".join(parts)])
     if versions:
         lines.append(["versions", ", ".join(f"{name} {version}" for name, version in versions.items())])

@@ -85,7 +85,7 @@ def several_sentences(runs: Sequence[Material]) -> list[str]:
         if len(group.runs) == 1:
             found.append(f"{group.name}: {_came_to(group.runs)}.")
         else:
-            name = "" if len(group.runs) == len(runs) else f"{group.name}: "
+            name = "They " if len(group.runs) == len(runs) else f"{group.name}: "
             found.append(f"{name}{_came_to(group.runs)}.")
     unfinished = [run.name for run in runs if not run.finished]
     if unfinished:

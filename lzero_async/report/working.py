@@ -141,8 +141,8 @@ def _in_words(run: Material, runs: Sequence[Material]) -> str:
     )
     kept = "" if is_number(queue) else _kept(found)
     return (
-        f"{name}staleness {number(found['staleness_mean'])} on average and {number(found.get('staleness_max'))} at most, "
-        f"lag {number(found.get('mean_lag'))} on average and {number(found.get('max_lag'))} at most ({bound}{kept})."
+        f"{name}Staleness was {number(found['staleness_mean'])} on average and {number(found.get('staleness_max'))} at most, "
+        f"the lag {number(found.get('mean_lag'))} on average and {number(found.get('max_lag'))} at most ({bound}{kept})."
     )
 
 
@@ -190,9 +190,11 @@ def _lag(runs: Sequence[Material]) -> Html | None:
         lines.append(Line("mean" if len(runs) == 1 else run.name, mean, place))
         if len(runs) == 1:
             bands.append(Band("up to the highest", [(x, 0.0, y) for x, y in highest], place))
-        limit = run.statistics.get("queue_capacity") or run.statistics.get("off_policy_degree")
-        if is_number(limit):
-            bounds.add(limit)
+        queue, degree = run.statistics.get("queue_capacity"), run.statistics.get("off_policy_degree")
+        if is_number(queue):
+            bounds.add(queue + 1)  # the one that is trained has left the queue
+        elif is_number(degree):
+            bounds.add(degree)
     if not lines:
         return None
     marks = [Mark(f"bound: {number(limit)}", float(limit)) for limit in sorted(bounds)] if len(bounds) == 1 else []

@@ -1,0 +1,325 @@
+"""`python -m lzero_async report`: what is on the page, from whatever a run left, and what it says about it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lzero_async.__main__ import main
+from lzero_async.application import Application
+from lzero_async.report.command import write_report
+from lzero_async.report.curves import groups_of
+from lzero_async.report.material import names_of, read_material
+from lzero_async.report.words import TIMES
+from lzero_async.trace import TraceWriter
+from tests.report_runs import SECTIONS, evaluation, statistics, summary, write_run, write_trace
+from tests.sentences import assert_one_sentence
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: elements in order, their attributes, and the text."""
+
+    EMPTY = frozenset({"meta", "br", "hr"})
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(path.read_text())
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] != ["style"]:
+            self.words.append(data.replace("\xa0", " "))
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def report(*folders: Path, out: Path) -> Page:
+    assert main(["report", *map(str, folders), "--out", str(out)]) == 0
+    return Page(out)
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_gets_a_page_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "one")
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out == f"report: {run / 'report.html'}\n"
+    page = Page(run / "report.html")
+    assert [attributes["id"] for attributes in page.of("section")] == list(SECTIONS)
+    for words in (
+        "A test: of the report", "began 2026-01-02 03:04 UTC", "It ran 1 min and trained on 20 batches (12,345 environment steps",
+        "ended by max_env_step", "The best mean return was 432 of 500, the last 400.", "206 per second",
+        "The learner is the bottleneck: it was active 97 % of the time while collectors waited 33 %",
+        "Staleness was 1.5 on average and 2 at most, the lag 1.4 on average and 2 at most (off_policy_degree 2, kept).",
+        "bound: degree 2", "1 failed collect, 1 restart.",
+        "12.5 s warning collector 1 failed (no answer); restart 1 of at most 3",
+        "12.5 s CPU · 300 MB", "2 scalars over 20 trains", "The same all the time: learner/fixed 7.",
+        "python train.py --seed 1", "8 cores", "16 GB of memory", "no GPU", "lzero-async 0.1.0", "policy.lr 0.001",
+    ):  # fmt: skip
+        assert words in page.text, words
+    assert "missing" not in page.text
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    """No script, no link, no picture from elsewhere, no address; and the browser is told so."""
+    page = report(write_run(tmp_path / "one"), out=tmp_path / "page.html")
+    assert not {"script", "link", "img", "iframe", "object", "base"} & {name for name, _ in page.elements}
+    for name, attributes in page.elements:
+        for key, value in attributes.items():
+            assert not key.startswith("on") and key not in ("src", "srcset"), name
+            assert key != "href" or (value or "").startswith("#")
+    policy = next(meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in str(policy)
+    assert "url(" not in (tmp_path / "page.html").read_text()
+
+
+def test_what_is_drawn_is_described(tmp_path: Path) -> None:
+    page = report(write_run(tmp_path / "one"), out=tmp_path / "page.html")
+    assert page.of("html")[0]["lang"] == "en"
+    pictures = page.of("svg")
+    assert len(pictures) > 8
+    assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
+    assert sum(name == "title" for name, _ in page.elements) > len(pictures)
+    shares = [attributes["aria-label"] for attributes in page.of("div") if attributes.get("class") == "share"]
+    assert "collector 0: active 67 % (40.2 s), waiting 33 % (19.8 s), idle 0 % (0 s)" in shares
+
+
+def test_a_run_that_was_killed(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", ended_by=None)
+    trace = run / "trace.json"
+    trace.write_text(trace.read_text()[:-40])  # in the middle of an event
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"train": 21, "lea')
+    page = report(run, out=tmp_path / "page.html")
+    assert "not finished" in page.text
+    assert "it is still running, or it was killed" in page.text
+    assert "1 line of metrics.jsonl cannot be read" in page.text
+    assert "2 scalars over 20 trains" in page.text
+
+
+FILES = ("summary.json", "options.json", "metrics.jsonl", "trace.json")
+
+
+@pytest.mark.parametrize(
+    "kept", [("trace.json",), ("metrics.jsonl",), ("summary.json",), ("trace.json", "options.json")]
+)
+def test_a_run_that_left_only_some_files(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    run = write_run(tmp_path / "one")
+    for name in FILES:
+        if name not in kept:
+            (run / name).unlink()
+    page = report(run, out=tmp_path / "page.html")
+    assert [attributes["id"] for attributes in page.of("section")] == [*SECTIONS, "missing"]
+    missing = page.text.split("What is missing here")[1]
+    assert [name for name in FILES if f"{name} is not there" in missing or f"Neither {name}" in missing] == [
+        name for name in FILES if name not in kept
+    ]
+    if "trace.json" in kept:
+        assert "20 trains" in page.text or "trained on 20 batches" in page.text
+        assert "55 % of the batches" not in page.text
+        assert "collect: 4.0 s from" in page.text
+
+
+def test_an_old_run_with_results_only(tmp_path: Path) -> None:
+    run = tmp_path / "old"
+    run.mkdir()
+    write_trace(run / "trace.json")
+    rows = [{"version": 4, "mean_return": 17.0, "min_return": 3.0, "max_return": 30.0, "trained_steps": 900, "seconds_at": 5.0,
+             "seconds": 0.1}]  # fmt: skip
+    results = {"env": "Old-v0", "ended_by": "max_seconds", "best": {"return": 17.0}, "evaluations": rows,
+               "counters": {"steps": 4321}, "coordinator": statistics(staleness_counts={})}  # fmt: skip
+    (run / "results.json").write_text(json.dumps(results))
+    page = report(run, out=tmp_path / "page.html")
+    for words in ("Old-v0", "ended by max_seconds", "The best score was 17, the last 17.", "4,321", "summary.json is not there",
+                  "90 %", "score over steps"):  # fmt: skip
+        assert words in page.text, words
+
+
+def test_a_trace_that_is_none_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one")
+    (run / "trace.json").write_text('{"ph":"X","ts":1,"dur":2}\n{"ph":"X"}\n')
+    page = report(run, out=tmp_path / "page.html")
+    assert "trace.json is left out" in page.text
+
+
+def test_a_resumed_run_says_what_its_trace_covers(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one")
+    write_trace(run / "trace-1.json")
+    assert "The run was resumed" in report(run, out=tmp_path / "page.html").text
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, empty = write_run(tmp_path / "one"), tmp_path / "empty"
+    empty.mkdir()
+    for arguments, words in (
+        ([str(empty)], [str(empty), "holds no run", "summary.json", "give the folder of a run"]),
+        ([str(tmp_path / "none")], ["none", "holds no run"]),
+        ([str(run), str(empty)], [str(empty), "holds no run"]),
+        ([str(run), "--out", str(empty)], ["--out", str(empty), "is a folder"]),
+        ([], ["RUN", "--help"]),
+        ([str(run), "--oout", "x"], ["--oout", "--help"]),
+    ):
+        assert main(["report", *arguments]) == 2
+        assert_one_sentence(capsys.readouterr().err, words)
+
+
+# -- what files hold may be anything -----------------------------------------------------------------------------------
+
+
+EVIL = '<script>alert("1")</script><img src=x onerror=alert(2)>&'
+
+
+def test_names_cannot_become_elements(tmp_path: Path) -> None:
+    events = [{"seconds": 1.0, "level": EVIL, "text": EVIL}]
+    row = evaluation(1) | {"name": EVIL}
+    run = write_run(
+        tmp_path / EVIL.replace("/", ""), title=EVIL, ended_by=EVIL, program=EVIL, command=[EVIL], versions={EVIL: EVIL},
+        machine={"system": EVIL, "gpus": [EVIL]}, score={"name": EVIL, "best": 1.0, "last": 1.0}, axis=EVIL, events=events,
+        evaluations=[row, evaluation(2) | {"name": EVIL}], counts={EVIL: 3}, rates={f"{EVIL}/s": 3},
+        options={EVIL: EVIL, "deep": {EVIL: [EVIL]}},
+    )  # fmt: skip
+    trace = TraceWriter(run / "trace.json")
+    trace.span("<script>alert(3)</script>", "<script>", 1.0, 2.0)
+    trace.span("collector 0", "collect", 1.5, 2.0, batch=1)
+    trace.close()
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"train": n, EVIL: n}) + "\n" for n in (1, 2)))
+    other = write_run(tmp_path / "other")
+    for page in (report(run, out=tmp_path / "page.html"), report(run, other, out=tmp_path / "two.html")):
+        assert not {"script", "img"} & {name for name, _ in page.elements}
+        assert not [key for _, attributes in page.elements for key in attributes if key.startswith("on")]
+        assert EVIL in page.text
+        assert "<script>alert(3)</script>" in page.text
+
+
+def test_nonsense_in_a_summary_makes_no_traceback(tmp_path: Path) -> None:
+    """Every value, one by one, is replaced by others that do not belong there."""
+    rng = random.Random(7)
+    run = write_run(tmp_path / "one", trains=4)
+    (run / "trace.json").unlink()
+    good = summary()
+
+    def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        inner = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+        return [prefix] * bool(prefix) + [path for key, item in inner for path in paths(item, (*prefix, key))]
+
+    nonsense: list[Any] = [None, "x", -1, 0, [], {}, [[]], {"a": "b"}, True, float("nan"), 1e300, "<b>"]
+    for path in paths(good):
+        bad = json.loads(json.dumps(good))
+        place = bad
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = rng.choice(nonsense)
+        (run / "summary.json").write_text(json.dumps({"format": 1, **bad}))
+        write_report([run], tmp_path / "page.html")
+    assert len(paths(good)) > 100
+
+
+# -- several runs ------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_drawn_as_one_with_their_spread(tmp_path: Path) -> None:
+    runs = [
+        write_run(
+            tmp_path / f"seed{seed}", seed=seed, evaluations=[evaluation(n, 10.0 * seed) for n in range(1, 6)],
+            score={"name": "mean return", "best": 400.0 + 10 * seed, "last": 400.0},
+        )
+        for seed in (1, 2, 3)
+    ]  # fmt: skip
+    page = report(*runs, out=tmp_path / "page.html")
+    assert "A test: of the report, 3 seeds" in page.text
+    assert "the best mean return was 420 on average, 410 to 430." in page.text
+    lines = [str(path["class"]) for path in page.of("path") if str(path.get("class", "")).startswith("line c0")]
+    assert lines.count("line c0 thin") == 6  # three seeds over steps and over seconds
+    assert [path for path in page.of("path") if str(path.get("class")).startswith("band c0")]
+    assert "mean of 3 seeds" in page.text
+    differing = page.text.split("What differs")[1]
+    assert "seed 1 2 3" in differing and "exp_name" not in differing.split("settings of")[0]
+
+
+def test_runs_side_by_side(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "a" / "run", rates={"updates/s": 2.0})
+    two = write_run(
+        tmp_path / "b" / "run", options={"policy": {"off_policy_degree": 8, "lr": 0.001}}, rates={"updates/s": 5.0},
+        statistics=statistics(off_policy_degree=8, train_count=30),
+    )  # fmt: skip
+    page = report(one, two, out=tmp_path / "page.html")
+    assert "a/run" in page.text and "b/run" in page.text
+    assert f"updates/s 2 5 {TIMES} 2.50" in page.text
+    assert f"batches trained 20 30 {TIMES} 1.50" in page.text
+    assert "policy.off_policy_degree 2 8" in page.text
+    assert "One line per run" in page.text
+
+
+def test_several_runs_without_a_name_go_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [write_run(tmp_path / name) for name in ("one", "two")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *map(str, runs)]) == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_runs_are_grouped_by_what_they_do(tmp_path: Path) -> None:
+    made = []
+    for degree in (0, 4):
+        for seed in (1, 2):
+            folder = write_run(
+                tmp_path / f"{degree}-{seed}", seed=seed, options={"policy": {"off_policy_degree": degree}}
+            )
+            made.append(read_material(folder))
+    found = groups_of(made)
+    assert [(group.name, [run.name for run in group.runs]) for group in found] == [
+        ("off_policy_degree 0 (2 seeds)", ["0-1", "0-2"]),
+        ("off_policy_degree 4 (2 seeds)", ["4-1", "4-2"]),
+    ]
+    assert names_of([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
+    assert names_of([tmp_path / "x", tmp_path / "x"]) == ["x", "x"]
+
+
+# -- at the end of a run -----------------------------------------------------------------------------------------------
+
+
+def application(folder: Path, *, wanted: bool = True) -> Any:
+    return SimpleNamespace(folder=folder, _watching=lambda: SimpleNamespace(report=wanted))
+
+
+def test_a_run_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "one")
+    Application.write_report(application(run, wanted=False))
+    assert not (run / "report.html").exists()
+    Application.write_report(application(run))
+    assert "A test: of the report" in (run / "report.html").read_text()
+    assert re.fullmatch(rf"report: +{re.escape(str(run))}/report.html\n", capsys.readouterr().out)
+
+
+def test_a_report_that_fails_is_logged_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        Application.write_report(application(tmp_path / "nothing"))
+    assert "the report cannot be written" in caplog.text
