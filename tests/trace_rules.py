@@ -1,8 +1,9 @@
-"""What a viewer of Chrome traces asks of one, so that it shows every span, arrow and counter. Perfetto drops spans of a track that
-overlap, and binds an arrow to the span around its moment, or to none."""
+"""What a viewer of Chrome traces asks of one, so that it shows every span, arrow and counter. Perfetto drops spans of a track
+that overlap, and binds an arrow to the span around its moment, or to none."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +19,8 @@ def violations(events: Iterable[dict[str, Any]]) -> list[str]:
     for event in events:
         if event["ph"] == "X":
             tracks[event["pid"], event["tid"]].append(event)
+    for spans in tracks.values():
+        spans.sort(key=lambda span: (span["ts"], -span["dur"]))
     return [*_names(events, tracks), *_overlaps(tracks), *_arrows(events, tracks), *_counters(events)]
 
 
@@ -32,7 +35,7 @@ def _overlaps(tracks: dict[tuple[int, int], Events]) -> Iterable[str]:
     """Spans of one track must lie inside each other or apart."""
     for place, spans in tracks.items():
         open_ends: list[float] = []
-        for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
+        for span in spans:
             if span["dur"] < 0:
                 yield f"{span['name']} at {span['ts']} on {place} ends before it begins"
             while open_ends and open_ends[-1] <= span["ts"] + TICK:
@@ -69,10 +72,10 @@ def _arrows(events: Events, tracks: dict[tuple[int, int], Events]) -> Iterable[s
 
 
 def _around(event: dict[str, Any], tracks: dict[tuple[int, int], Events]) -> dict[str, Any] | None:
-    """The innermost span of the event's track that it lies in; the end of a span does not belong to it."""
-    moment = event["ts"]
-    found = [s for s in tracks[event["pid"], event["tid"]] if s["ts"] - TICK < moment < s["ts"] + s["dur"] - TICK]
-    return min(found, key=lambda span: span["dur"], default=None)
+    """The last span of the event's track that began before it and goes on; the end of a span does not belong to it."""
+    spans, moment = tracks[event["pid"], event["tid"]], event["ts"]
+    place = bisect_left(spans, moment + TICK, key=lambda span: span["ts"])
+    return next((span for span in reversed(spans[:place]) if moment < span["ts"] + span["dur"] - TICK), None)
 
 
 def _same(cat: str, tail: dict[str, Any] | None, head: dict[str, Any]) -> Iterable[str]:

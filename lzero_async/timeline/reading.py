@@ -129,7 +129,8 @@ def _item(event: dict[str, Any], names: dict[tuple[Any, Any], str]) -> Span | Mo
         start = event["ts"] / 1e6
         return Span(names.get(place, "?"), str(event["name"]), start, start + max(0.0, event["dur"] / 1e6))
     if what == "C":
-        return Moment("C", str(event["name"]), event["ts"] / 1e6, float(next(iter(event["args"].values()))), "")
+        value, *_ = event["args"].values()
+        return Moment("C", str(event["name"]), event["ts"] / 1e6, float(value), "")
     if what in ("s", "f"):
         return Moment(what, str(event["cat"]), event["ts"] / 1e6, float(event["id"]), names.get(place, "?"))
     if what == "M" and event["name"] == "thread_name":

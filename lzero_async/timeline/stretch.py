@@ -154,9 +154,10 @@ class Stretch:
         return self.counters[name].line() if name in self.counters else []
 
     def bound(self) -> list[tuple[float, float]]:
-        """The same of the bound on the lag: the degree, or with a queue that drops batches what it holds and the one in work."""
+        """The same of the bound on the lag: the degree (at 0, the one batch in work), or with a queue that drops batches what it
+        holds and the one in work."""
         queue = self.line("queue capacity")
-        return [(at, size + 1) for at, size in queue] if queue else self.line("degree")
+        return [(at, size + 1) for at, size in queue] or [(at, max(1.0, degree)) for at, degree in self.line("degree")]
 
     def arrow_end(self, kind: str, number: int, end: End, *, head: bool) -> None:
         """One end of an arrow; those with both ends inside are shown."""

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from lzero_async.run_files import Run
-from lzero_async.timeline.kinds import KINDS, kind_of, mark
+from lzero_async.timeline.kinds import WAIT, kind_of, mark
 from lzero_async.timeline.stretch import Stretch, stretch_of, totals
 
 WIDTH: Final = 60  # characters of a row, its name and shares left out, where two runs are compared
 CYCLES: Final = 8  # of collect and train, in turn, that such a window shows
 BARS: Final = "▁▂▃▄▅▆▇█"
 LABELS: Final = "[ begins a span; v12: the version of its weights; s1: a train on a batch that is 1 version old"
-_LEAST_CELLS: Final = 3  # of a span that is shown with its beginning
+_LEAST_CELLS: Final = 2  # of a span that is shown with its beginning
 
 
 def window(sync: Run | None, asynchronous: Run | None) -> float:
@@ -59,9 +59,7 @@ def _write_labels(cells: list[str], stretch: Stretch, role: str) -> None:
     step = stretch.length / len(cells)
     for span, label, _ in stretch.items or ():
         first, last = (round((moment - stretch.start) / step) for moment in (span.start, span.end))
-        if span.role != role or first < 0 or last - first < _LEAST_CELLS or kind_of(span.name) not in KINDS:
-            continue
-        if not span.name.startswith("wait"):
+        if span.role == role and first >= 0 and last - first >= _LEAST_CELLS and kind_of(span.name) != WAIT:
             words = f"[{label}" if len(label) + 2 <= last - first else "["
             cells[first : first + len(words)] = words[: len(cells) - first]
 
