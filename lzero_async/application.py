@@ -194,8 +194,9 @@ class Application(ABC):
             self._save_after(error)
             raise
         finally:
-            self._gone, self._used, self._roles_used = self.gone, use.sample(), self._use_of_roles()
+            self._gone = self.gone
             self.progress.clear()
+            self._used, self._roles_used = use.sample(), self._use_of_roles()
             if hasattr(self, "coordinator"):
                 self._write_if_possible("the last scalars", lambda: self._scalars.record(now=True))
                 self._write_if_possible("the summary", self.write_summary)
@@ -418,7 +419,7 @@ class Application(ABC):
         failed: Exception | None = None
         server = [] if self.metrics_server is None else [self.metrics_server.close]
         coordinator = [self.coordinator.close] if hasattr(self, "coordinator") else []
-        for close in (*server, self.backend.close, *coordinator, self._records.close):
+        for close in (self.progress.clear, *server, self.backend.close, *coordinator, self._records.close):
             try:
                 close()
             except Exception as error:

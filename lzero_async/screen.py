@@ -31,7 +31,7 @@ class Screen:
         self._stream = stream
         self._lock = threading.RLock()
         self._block = ""
-        self._columns = 0  # of the terminal when the block was painted
+        self._size = (0, 0)  # of the terminal when the block was painted
         self._begun = False
         self._replaced: list[tuple[str, TextIO, _Lines]] = []
         self._handlers: list[tuple[logging.StreamHandler[Any], TextIO]] = []
@@ -73,9 +73,9 @@ class Screen:
                 self._write("", block)
 
     def above(self, text: str) -> None:
-        """Print whole lines above the block."""
+        """Print whole lines above the block. One that was made for another size of the terminal is left out until the next."""
         with self._lock:
-            self._write(text, self._block)
+            self._write(text, self._block if self.size() == self._size else "")
 
     def end(self) -> None:
         """Give the streams back; the block stays where it is. A second call does nothing."""
@@ -97,15 +97,14 @@ class Screen:
         return not self._begun
 
     def _write(self, above: str, block: str) -> None:
-        columns = self.size()[0]
-        rows = self._rows(columns)
-        self._stream.write(f"{HIDE}{_up(rows)}\r{ERASE_BELOW}{above}{block}{SHOW}")
+        size = self.size()
+        self._stream.write(f"{HIDE}{_up(self._rows(size[0]))}\r{ERASE_BELOW}{above}{block}{SHOW}")
         self._stream.flush()
-        self._block, self._columns = block, columns
+        self._block, self._size = block, size
 
     def _rows(self, columns: int) -> int:
         """Rows that the block takes; a terminal that was made narrower since has wrapped its lines."""
-        if columns >= self._columns:
+        if columns >= self._size[0]:
             return self._block.count("\n")
         return sum(max(1, -(-len(line) // columns)) for line in _COLOURS.sub("", self._block).splitlines())
 

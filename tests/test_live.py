@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -344,6 +345,15 @@ def test_whatever_is_printed_comes_whole_above_the_view(
     assert "Traceback" not in (tmp_path / "run.log").read_text()
 
 
+def test_the_log_on_the_screen_goes_to_what_stderr_is_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    with logging_to(tmp_path, "zoo"):
+        monkeypatch.setattr(sys, "stderr", said)
+        logging.getLogger("zoo.x").info("not for the screen")
+        logging.getLogger("zoo.x").warning("beware of %s", "dogs")
+    assert said.getvalue() == "beware of dogs\n"
+
+
 def test_bars_and_colours_of_others(terminal: Terminal, standard: Callable[[], None]) -> None:
     standard()
     progress = LiveProgress(terminal.stream, every=3600.0)
@@ -448,12 +458,15 @@ def test_a_terminal_that_gets_narrower_has_wrapped_the_lines(terminal: Terminal)
     screen.begin()
     screen.paint("x" * 79 + "\n" + "\x1b[32myy\x1b[0m\n\n")
     terminal.resize(30, 24)
+    screen.above("note\n")  # without a block that would not fit
     screen.paint("z\n")
     terminal.resize(60, 24)
     screen.paint("")
     screen.end()
     assert screen.size() == (60, 24)
-    assert re.findall(r"\x1b\[(\d+)A", terminal.output()) == ["5", "1"]
+    output = terminal.output()
+    assert re.findall(r"\x1b\[(\d+)A", output) == ["5", "1"]
+    assert output.count("x" * 79) == 1
 
 
 # -- a whole run -------------------------------------------------------------------------------------------------------
@@ -483,6 +496,23 @@ def test_a_run_is_watched_from_its_beginning_to_its_end(
     ]  # fmt: skip
     assert re.fullmatch(r"mean return: last .*, best .*; collected episodes .*", frame[-2])
     assert any(line.startswith("evaluation after 16 episodes") for line in above)
+    assert sys.stderr is terminal.stream
+
+
+def test_a_run_that_is_closed_is_watched_no_more(
+    terminal: Terminal, standard: Callable[[], None], tmp_path: Path
+) -> None:
+    from zoo.episode_ppo.factories import describe
+    from zoo.episode_ppo.options import build_options
+    from zoo.episode_ppo.trainer import Trainer
+
+    standard()
+    options = build_options({"backend": "thread", "n_envs": 1, "num_workers": 1, "exp_name": str(tmp_path)})
+    trainer = Trainer(options, tmp_path, describe(options.env, options.env_args))
+    assert isinstance(trainer.progress, LiveProgress)
+    trainer.progress.watch(trainer.view)
+    assert sys.stderr is not terminal.stream
+    trainer.close()
     assert sys.stderr is terminal.stream
 
 
