@@ -80,29 +80,33 @@ class PriorZero(Application):
         self._reuse: dict[tuple[str, str], dict[str, Any]] = {}  # the last report of each role in each of its processes
         self._steps_before = self._trains_before = 0
         try:
-            self._start_roles()
-            if self.backend.kind == "process":
-                names = ", ".join(worker.name for worker in self._roles())
-                self.progress.note(f"starting {names}, a process each ...")
-            self.coordinator = AsyncTrainingCoordinator(
-                policy.off_policy_degree,
-                policy.enable_async_eval,
-                buffer_size=policy.replay_buffer_size,
-                batch_size=steps_per_collect(options),
-                num_collectors=policy.num_collectors,
-                staleness_policy=policy.staleness_policy,
-                adaptive=policy.adaptive_degree,
-                max_degree=policy.max_degree if policy.adaptive_degree else None,
-                on_failure="restart",
-                max_restarts=policy.max_restarts,
-                restart_backoff=policy.restart_backoff,
-                get_weights=lambda: self.learner.call("weights"),
-                trace=self._trace_file(),
-            )
-            self._wait_for_roles()
+            self._build_or_close(self._build)
         except BaseException:
-            self.backend.close()
+            (folder / "trace.json").unlink(missing_ok=True)  # nothing is in it, and it would make the folder another run's
             raise
+
+    def _build(self) -> None:
+        policy = self.options.policy_config
+        self._start_roles()
+        if self.backend.kind == "process":
+            names = ", ".join(worker.name for worker in self._roles())
+            self.progress.note(f"starting {names}, a process each ...")
+        self.coordinator = AsyncTrainingCoordinator(
+            policy.off_policy_degree,
+            policy.enable_async_eval,
+            buffer_size=policy.replay_buffer_size,
+            batch_size=steps_per_collect(self.options),
+            num_collectors=policy.num_collectors,
+            staleness_policy=policy.staleness_policy,
+            adaptive=policy.adaptive_degree,
+            max_degree=policy.max_degree if policy.adaptive_degree else None,
+            on_failure="restart",
+            max_restarts=policy.max_restarts,
+            restart_backoff=policy.restart_backoff,
+            get_weights=lambda: self.learner.call("weights"),
+            trace=self._trace_file(),
+        )
+        self._wait_for_roles()
 
     def _start_roles(self) -> None:
         """Start every role; they are built at the same time, each in its own place."""
