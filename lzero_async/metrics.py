@@ -86,7 +86,7 @@ def _run(view: View) -> Iterator[Metric]:
     limits = {count.name: count.limit for count in view.counts}
     yield _labelled("progress_limit", "Where the run ends, by what is counted.", "count", limits)
     rates = {name.removesuffix("/s"): value for name, value in view.rates.items()}
-    yield _labelled("progress_per_second", "How fast the run goes now, by what is counted.", "count", rates)
+    yield _labelled("progress_per_second", "Rates as the run itself gives them, by what is counted.", "count", rates)
     yield _labelled("fill_ratio", "Share of the room that is in use.", "room", view.fills)
     scores = {
         "last": view.last_score,
