@@ -28,7 +28,8 @@ FENCE = re.compile(r"^(\s*)```(.*)$")
 MARK = re.compile(r"^\s*<!--\s*(not-run|run-with)\s*(?:\((.+?)\))?\s*:\s*(.*?)\s*-->\s*$")
 INLINE = re.compile(r"#.*?not-run:\s*(.+)$")
 SHORT_PRIORZERO = (
-    "--quick_test --max_iter 1 --set env_config.max_steps=8 --set llm_config.root_policy=wm_logits "
+    "--quick_test --max_iter 12 --set env_config.max_steps=3 --set policy_config.update_per_collect=2 "
+    "--set llm_config.root_policy=wm_logits --set run_config.eval_every=0 --set run_config.checkpoint_every=0 "
     "--set run_config.eval_modes=world_model --set run_config.final_eval_modes=world_model"
 )
 
@@ -152,7 +153,9 @@ def _piece(page: str, line: int, language: str, text: str, marks: list[Mark]) ->
 
 def parsers() -> dict[str, Callable[[list[str]], object]]:
     """By program: what reads and checks its arguments without running anything."""
+    from lzero_async.advise import arguments as advise
     from lzero_async.compare import arguments as compare
+    from lzero_async.timeline import command as timeline
     from zoo.episode_ppo import options as ppo_options
     from zoo.episode_ppo import train as ppo
     from zoo.jericho.priorzero import options as priorzero_options
@@ -174,7 +177,9 @@ def parsers() -> dict[str, Callable[[list[str]], object]]:
         "zoo/mbpo/train.py": check_mbpo,
         "zoo/episode_ppo/train.py": lambda words: ppo_options.build_options(ppo.changes_of(ppo.parse_arguments(words))),
         "zoo/jericho/priorzero/priorzero_entry.py": check_priorzero,
+        "-m lzero_async advise": advise.parse,
         "-m lzero_async compare": compare.parse,
+        "-m lzero_async timeline": timeline.parse,
     }
 
 
