@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test chaos check lint types bench bench-async bench-mbpo bench-episode-ppo docs docs-blocks soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser chaos check lint types bench bench-async bench-mbpo bench-episode-ppo docs docs-blocks soak vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -37,15 +37,18 @@ episode-ppo: $(STAMP) ## train PPO on whole episodes of CartPole, without a step
 learn-episode-ppo: $(STAMP) ## whole-episode PPO's learning curves: both collectors, three seeds each (about 20 minutes); resumable
 	$(PY) -m benchmarks.learn_episode_ppo
 
-test: $(STAMP) ## all tests but chaos, soak and vllm (about 14 minutes)
+test: $(STAMP) ## all tests but browser, chaos, soak and vllm (about 14 minutes)
 	$(PY) -m pytest
 	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
+
+test-browser: $(STAMP) ## the reports in headless Chromium (needs chromium and chromedriver; about a minute)
+	$(PY) -m pytest -m browser tests/test_report_browser.py
 
 chaos: $(STAMP) ## kill every role of the real agent, busy and idle (about 6 minutes)
 	$(PY) -m pytest -m chaos
 
 check: lint types ## lint, types and the fast tests
-	$(PY) -m pytest -m "not slow and not soak and not vllm and not chaos"
+	$(PY) -m pytest -m "not slow and not soak and not vllm and not chaos and not browser"
 
 lint: $(STAMP) ## ruff
 	$(PY) -m ruff check $(SOURCES)

@@ -22,14 +22,14 @@ STYLE: Final = """
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--page);color:var(--text);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif;
-font-variant-numeric:tabular-nums}
+font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
 main,header,footer{max-width:1080px;margin:0 auto;padding:0 20px}
 header{padding-top:30px}
-h1{font-size:26px;line-height:1.2;margin:0 0 6px;overflow-wrap:anywhere;text-wrap:balance}
+h1{font-size:26px;line-height:1.2;margin:0 0 6px;text-wrap:balance}
 h2{font-size:18px;margin:0 0 12px;line-height:1.3}
-h3{font-size:15px;margin:18px 0 8px;overflow-wrap:anywhere}
-p{margin:0 0 10px;overflow-wrap:anywhere}
-code{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
+h3{font-size:15px;margin:18px 0 8px}
+p{margin:0 0 10px}
+code{overflow-wrap:anywhere;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .verdict{font-size:16px;max-width:80ch}
 .badge{display:inline-block;border-radius:99px;padding:1px 10px;font-size:13px;font-weight:600;
 border:1px solid currentColor;
@@ -40,7 +40,7 @@ section{background:var(--card);border:1px solid var(--line);border-radius:12px;p
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:10px;margin:16px 0;padding:0}
 .tiles div{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:10px 14px;min-width:0}
 .tiles dt{color:var(--soft);font-size:13px}
-.tiles dd{margin:0;font-size:22px;font-weight:650;line-height:1.25;overflow-wrap:anywhere}
+.tiles dd{margin:0;font-size:22px;font-weight:650;line-height:1.25}
 .tiles a{color:inherit;text-decoration-color:var(--accent)}
 .tiles dd small{display:block;font-size:12.5px;font-weight:400;color:var(--soft)}
 .finding{background:var(--tint);border-left:4px solid var(--accent);border-radius:6px;padding:10px 14px;margin:0 0 14px}
@@ -50,7 +50,7 @@ figure{margin:0;min-width:0}
 figcaption{font-size:13.5px;font-weight:600;margin-bottom:8px;display:flex;flex-wrap:wrap;gap:2px 14px;
 align-items:baseline}
 .legend{display:flex;flex-wrap:wrap;gap:2px 12px;font-weight:400;color:var(--soft);font-size:12.5px}
-.legend>span{display:inline-flex;align-items:center;gap:5px;overflow-wrap:anywhere}
+.legend>span{display:inline-flex;align-items:center;gap:5px}
 .key{display:inline-block;flex:none;width:16px;height:0;border-top:2.5px solid var(--k)}
 .key.area{height:10px;border:0;background:var(--k);opacity:.28}.key.dashed{border-top-style:dashed}
 .key.bound{border-top:2px dashed var(--soft)}
@@ -85,7 +85,7 @@ rect.bar{fill:var(--active)}rect.beyond{fill:var(--bad)}
 .fill{fill:var(--k)}
 .role{display:grid;gap:2px 12px;align-items:center;font-size:13.5px;grid-template-areas:"name share more";
 grid-template-columns:110px minmax(0,1fr) 190px;margin-bottom:7px}
-.role .name{grid-area:name;overflow-wrap:anywhere}.role .more{grid-area:more;color:var(--soft);font-size:12.5px;
+.role .name{grid-area:name}.role .more{grid-area:more;color:var(--soft);font-size:12.5px;
 text-align:right}
 .share{grid-area:share;display:flex;height:24px;border-radius:5px;overflow:hidden;background:var(--idle)}
 .share i{display:block;font-style:normal;font-weight:600;font-size:12px;line-height:24px;text-align:center;
@@ -98,7 +98,7 @@ white-space:nowrap;background:var(--k)}
 .strips .xs{grid-column:2}
 .scroll{overflow-x:auto;max-width:100%;border:1px solid var(--line);border-radius:8px;margin-bottom:12px}
 .scroll:focus-visible,summary:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
-table{border-collapse:collapse;width:100%;font-size:13.5px}
+table{overflow-wrap:break-word;border-collapse:collapse;width:100%;font-size:13.5px}
 th,td{padding:6px 12px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 tbody tr:last-child>*{border-bottom:0}
 thead th{color:var(--soft);font-weight:600;white-space:nowrap;background:var(--tint)}
@@ -109,7 +109,7 @@ details{margin-top:8px}
 summary{cursor:pointer;font-weight:600;padding:6px 0}
 .minis{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,215px),1fr));gap:14px 18px;margin-top:8px}
 .mini{min-width:0;font-size:12.5px;display:flex;flex-direction:column}
-.mini .pic{margin-top:auto}.mini b{font-weight:600;overflow-wrap:anywhere}
+.mini .pic{margin-top:auto}.mini b{font-weight:600}
 .mini .pic{height:62px}.mini .range{color:var(--soft);display:flex;justify-content:space-between;gap:8px}
 ul{margin:0 0 10px;padding-left:20px}
 footer{color:var(--soft);font-size:13px;padding-bottom:40px}
@@ -117,7 +117,7 @@ footer{color:var(--soft);font-size:13px;padding-bottom:40px}
 h1{font-size:22px}
 .tiles{grid-template-columns:repeat(2,minmax(0,1fr));gap:8px}.tiles dd{font-size:19px}
 .role{grid-template-columns:minmax(0,1fr) max-content;grid-template-areas:"name more" "share share"}.pic{height:180px}
-.strips{font-size:12px;gap:5px 6px}.strips .name{max-width:84px;overflow-wrap:anywhere}}
+.strips{font-size:12px;gap:5px 6px}.strips .name{max-width:84px}}
 @media print{:root{--page:#fff}body{font-size:12px}main,header,footer{max-width:none;padding:0}
 section,figure,.tiles div{break-inside:avoid}
 section{border-color:#bbb}.scroll{overflow:visible}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
