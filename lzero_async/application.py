@@ -27,7 +27,7 @@ from lzero_async.records import Records
 from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, REPORT, write_json
 from lzero_async.summary import machine, versions, write_summary
 from lzero_async.types import Batch, EvalContext, EvalResult, RunResult, StopSignal
-from lzero_async.utilisation import QueueUse, Utilisation, UtilisationSample, use_of
+from lzero_async.utilisation import QueueUse, Use, Utilisation, UtilisationSample, use_of
 from lzero_async.view import Progressed, View, seconds_left
 
 KEPT_EVALUATIONS: Final = 10_000
@@ -124,10 +124,8 @@ class Application(ABC):
         self._began = datetime.now(timezone.utc)
         self._gone: float | None = None  # seconds of the run, once it is over
         self._used: UtilisationSample | None = None  # of the whole run
-        self._roles_used: dict[str, tuple[float, int]] | None = (
-            None  # CPU seconds and memory of roles when the run was over
-        )
-        self._cpu_before: dict[tuple[str, int], float] = {}  # of the roles when the run began, by process
+        self._roles_used: dict[str, Use] | None = None  # when the run was over
+        self._used_before: dict[tuple[str, int], Use] = {}  # by the roles when the run began, by process
         self._batches, self._batch_bytes = 0, 0
         self._scalars = AsyncScalars(records, self.view, self._own_scalars)
         self.metrics_server: MetricsServer | None = None  # while somebody may ask it
@@ -182,7 +180,7 @@ class Application(ABC):
         self.kept.begin()
         use = Utilisation()
         pids = self._pids()
-        self._cpu_before = {(name, pids[name]): seconds for name, (seconds, _) in use_of(pids).items()}
+        self._used_before = {(name, pids[name]): used for name, used in use_of(pids).items()}
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
         try:
@@ -313,18 +311,18 @@ class Application(ABC):
         used = self._use_of_roles() if self._roles_used is None else self._roles_used
         rows = []
         for role in [*spent, *(name for name in workers if name not in spent and name in used)]:
-            one, (cpu, memory) = spent.get(role), used.get(role, (None, None))
+            one, (cpu, memory, queued) = spent.get(role), used.get(role, (None, None, None))
             seconds = {name: None if one is None else getattr(one, name) for name in ("active", "waiting", "idle")}
             restarts = workers[role].restarts if role in workers else 0
-            rows.append({"role": role, **seconds, "cpu_seconds": cpu, "memory_bytes": memory, "restarts": restarts})
+            used_by = {"cpu_seconds": cpu, "queued_seconds": queued, "memory_bytes": memory}
+            rows.append({"role": role, **seconds, **used_by, "restarts": restarts})
         return rows
 
-    def _use_of_roles(self) -> dict[str, tuple[float, int]]:
-        """CPU seconds since the run began and memory, in bytes, of the roles that have a process of their own."""
-        pids = self._pids()
+    def _use_of_roles(self) -> dict[str, Use]:
+        """What the roles that have a process of their own used since the run began, and their memory."""
+        pids, nothing = self._pids(), Use(0.0, 0, 0.0)
         return {
-            name: (seconds - self._cpu_before.get((name, pids[name]), 0.0), memory)
-            for name, (seconds, memory) in use_of(pids).items()
+            name: used.since(self._used_before.get((name, pids[name]), nothing)) for name, used in use_of(pids).items()
         }
 
     def _pids(self) -> dict[str, int]:

@@ -156,8 +156,8 @@ def _processes(pids: Mapping[str, int]) -> Iterator[Metric]:
     text = "CPU seconds of a role's process."
     cpu = CounterMetricFamily(PREFIX + "role_cpu_seconds", text, labels=["role"])
     used = use_of(pids)
-    for role, (seconds, _) in used.items():
-        cpu.add_metric([role], seconds)
+    for role, use in used.items():
+        cpu.add_metric([role], use.cpu_seconds)
     yield cpu
-    memory = {role: size for role, (_, size) in used.items()}
+    memory = {role: use.memory for role, use in used.items()}
     yield _labelled("role_memory_bytes", "Resident memory of a role's process.", "role", memory)

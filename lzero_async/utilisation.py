@@ -9,6 +9,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lzero_async.gate import Gate
@@ -112,9 +113,24 @@ class Utilisation:
         return list(found.values())
 
 
-def use_of(pids: Mapping[str, int]) -> dict[str, tuple[float, int]]:
-    """CPU seconds so far and memory (bytes) of processes with everything that they started, by name; those that are gone, and
-    all where psutil is missing, are left out."""
+class Use(NamedTuple):
+    """Of a process with everything that it started: CPU seconds so far, bytes of memory, and seconds that its threads were ready
+    to compute and waited for a core; None where the system does not say, which only Linux does."""
+
+    cpu_seconds: float
+    memory: int
+    queued_seconds: float | None
+
+    def since(self, before: Use) -> Use:
+        """What was used since then; the memory is that of now."""
+        queued = None
+        if self.queued_seconds is not None and before.queued_seconds is not None:
+            queued = max(0.0, self.queued_seconds - before.queued_seconds)  # threads that ended meanwhile are forgotten
+        return Use(self.cpu_seconds - before.cpu_seconds, self.memory, queued)
+
+
+def use_of(pids: Mapping[str, int]) -> dict[str, Use]:
+    """The use of processes, by name; those that are gone, and all where psutil is missing, are left out."""
     psutil = _psutil()
     if psutil is None:
         return {}
@@ -127,8 +143,18 @@ def use_of(pids: Mapping[str, int]) -> dict[str, tuple[float, int]]:
             memory = sum(member.memory_info().rss for member in members)
         except psutil.Error:  # it ended meanwhile
             continue
-        found[name] = sum(time.user + time.system for time in times), memory
+        used = sum(time.user + time.system for time in times)
+        found[name] = Use(used, memory, _queued_seconds(member.pid for member in members))
     return found
+
+
+def _queued_seconds(pids: Iterable[int]) -> float | None:
+    """Seconds that the threads of these processes waited for a core."""
+    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    try:
+        return sum(int(file.read_text().split()[1]) for file in files) / 1e9 if files else None
+    except (OSError, ValueError, IndexError):  # a thread ended meanwhile, or the kernel does not count this
+        return None
 
 
 class QueueUse:
