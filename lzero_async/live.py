@@ -117,7 +117,7 @@ class _Painter:
         from lzero_async.live_frame import frame
 
         self._screen, self._view, self._frame = screen, view, frame
-        self._earlier: deque[View] = deque(maxlen=max(2, round(RECENT / every) + 1))
+        self._earlier: deque[View] = deque(maxlen=max(1, round(RECENT / every)))
         self._console = Console(file=stream, force_terminal=True, force_jupyter=False, legacy_windows=False)
         self._ascii = self._console.options.ascii_only
 

@@ -84,7 +84,7 @@ def _gauges(view: View, recent: View | None, width: int, signs: Signs) -> list[L
     for place, count in enumerate(count for count in view.counts if count.name != TIME):
         share, of = (count.value / count.limit, f" of {count.limit:,.0f}") if count.limit else (None, "")
         found.append((50 if place else 90, count.name, share, f"{count.value:,.0f}{of}{_growth(count, view, recent)}"))
-    if view.rates:
+    if any(view.rates.values()):
         rates = ", ".join(f"{_number(value)} {name}" for name, value in view.rates.items())
         found.append((35, "rates", None, rates))
     found.append((60, "lag", lag / room,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import re
@@ -299,6 +300,17 @@ def test_the_last_state_stays_and_the_cursor_is_shown(terminal: Terminal, standa
     shown = Shown(output)
     assert shown.cursor
     assert shown.lines == ["a note", *expected(at(130.0), at(100.0)), "a note after it", ""]
+
+
+def test_recent_means_the_last_thirty_seconds(terminal: Terminal) -> None:
+    seconds = itertools.count(100)
+    painter = live._Painter(Screen(terminal.stream), lambda: at(float(next(seconds))), terminal.stream, 1.0)
+    shown: list[str] = []
+    painter._screen.paint = shown.append  # type: ignore[method-assign]
+    for _ in range(50):
+        painter.paint()
+    found = [re.search(r"last (..) s", block) for block in shown]
+    assert [match and int(match[1]) for match in found] == [None, *range(1, 31), *[30] * 19]
 
 
 def test_whatever_is_printed_comes_whole_above_the_view(
