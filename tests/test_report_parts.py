@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from lzero_async.errors import ConfigError
+from lzero_async.report.axes import ticks, times
 from lzero_async.report.bottleneck import find_bottleneck
-from lzero_async.report.charts import thin, ticks
+from lzero_async.report.charts import thin
 from lzero_async.report.command import write_report
 from lzero_async.report.curves import spread, value_at
 from lzero_async.report.markup import html
@@ -235,6 +236,18 @@ def test_ticks_are_round_and_inside() -> None:
         found = ticks(low, high)
         assert 1 <= len(found) <= 6
         assert all(low - (high - low) * 1e-3 <= tick <= high + (high - low) * 1e-3 for tick in found)
+
+
+def test_times_are_at_full_minutes_and_hours() -> None:
+    def words(low: float, high: float) -> list[str]:
+        return [text for _, text in times(low, high)]
+
+    assert words(0, 40) == ["0 s", "10 s", "20 s", "30 s", "40 s"]
+    assert words(0, 2000) == ["0 s", "10:00", "20:00", "30:00"]
+    assert words(0, 20000) == ["0 s", "2:00:00", "4:00:00"]
+    assert words(0, 900000) == ["0 s", "72:00:00", "144:00:00", "216:00:00"]
+    assert words(1003.1, 1004.3) == ["1,003.5 s", "1,004 s"]
+    assert words(0.2, 1.1) == ["0.25 s", "0.5 s", "0.75 s", "1 s"]
 
 
 def test_a_curve_in_fewer_points_keeps_its_peaks() -> None:

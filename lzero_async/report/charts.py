@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lzero_async.report.axes import below, numbers, ticks, times
 from lzero_async.report.markup import Html, html, join
-from lzero_async.report.words import short
 
 WIDTH: Final = 1000
 HEIGHT: Final = 300
 COLOURS: Final = 8  # c0 to c7 of the style
 MOST_POINTS: Final = 400
+FEW_POINTS: Final = 50
 Points = Sequence[tuple[float, float]]
 
 
@@ -55,12 +56,12 @@ def plot(
     bands: Sequence[Band] = (),
     marks: Sequence[Mark] = (),
     x_name: str,
-    x_text: Callable[[float], str] = short,
-    y_text: Callable[[float], str] = short,
+    time: bool = False,
     from_zero: bool = False,
     until: float | None = None,
 ) -> Html:
-    """Curves over a common axis. `about` describes the chart to those who do not see it; `until`: x goes from 0 to there."""
+    """Curves over a common axis. `about` describes the chart to those who do not see it; `time`: x are seconds of the run;
+    `until`: x goes from 0 to there."""
     xs = [x for line in lines for x, _ in line.points] + [x for band in bands for x, *_ in band.points]
     ys = [y for line in lines for _, y in line.points] + [mark.value for mark in marks]
     ys += [y for band in bands for _, *pair in band.points for y in pair]
@@ -82,9 +83,9 @@ def plot(
         html("figcaption", caption, names),
         html(
             "div",
-            html("div", _y_labels(frame, y_text), class_="ys", aria_hidden="true"),
+            html("div", _y_labels(frame), class_="ys", aria_hidden="true"),
             html("div", picture(caption, about, inner, HEIGHT), class_="pic"),
-            html("div", x_labels(x_low, x_high, x_text), class_="xs", aria_hidden="true"),
+            below((times if time else numbers)(x_low, x_high), x_low, x_high),
             html("div", x_name, class_="xname", aria_hidden="true"),
             class_="plot",
         ),
@@ -98,20 +99,6 @@ def picture(title: str, about: str, inner: Iterable[Html], height: int, class_: 
         "svg", html("title", title), html("desc", about), inner,
         viewbox=f"0 0 {WIDTH} {height}", preserveaspectratio="none", role="img", aria_label=f"{title}. {about}", class_=class_,
     )  # fmt: skip
-
-
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """At most `most` round numbers from low to high."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / (most - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if power * factor >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    found = [
-        round(number * step, 12) for number in range(first, first + most + 2) if number * step <= high + step * 1e-9
-    ]
-    return found or [low]
 
 
 def thin(points: Points, most: int = MOST_POINTS) -> Points:
@@ -179,32 +166,23 @@ class _Frame:
     def dots(self, line: Line) -> Html:
         """Round ends of lines without length: circles would be stretched."""
         shown = thin(line.points, MOST_POINTS // 2)
+        look = "dot" if len(shown) <= FEW_POINTS else "dot quiet"  # many would hide their line
         return join(
             html(
                 "path",
                 html("title", line.say(x, y)) if line.say else None,
                 d=f"M{self.x(x)} {self.y(y)}h0",
-                class_=f"dot c{line.colour % COLOURS}",
+                class_=f"{look} c{line.colour % COLOURS}",
             )
             for x, y in shown
         )
 
 
-def _y_labels(frame: _Frame, text: Callable[[float], str]) -> list[Html]:
-    values = ticks(frame.y_low, frame.y_high)
-    widest = max((text(value) for value in values), key=len)
-    labels = [html("span", text(value), style=f"bottom:{100 * frame.share(value):.1f}%") for value in values]
+def _y_labels(frame: _Frame) -> list[Html]:
+    marks = numbers(frame.y_low, frame.y_high)
+    widest = max((text for _, text in marks), key=len)
+    labels = [html("span", text, style=f"bottom:{100 * frame.share(value):.1f}%") for value, text in marks]
     return [html("b", widest), *labels]
-
-
-def x_labels(low: float, high: float, text: Callable[[float], str]) -> list[Html]:
-    """Words below an axis, those at its ends inside it."""
-    found = []
-    for value in ticks(low, high):
-        share = (value - low) / (high - low) if high > low else 0.5
-        side = "left" if share < 0.04 else "right" if share > 0.96 else None
-        found.append(html("span", text(value), style=f"left:{100 * share:.1f}%", class_=side))
-    return found
 
 
 def _legend(lines: Sequence[Line], bands: Sequence[Band], marks: Sequence[Mark]) -> Html | None:

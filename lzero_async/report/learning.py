@@ -10,7 +10,7 @@ from lzero_async.report.curves import Group, curves_of, groups_of, range_of, spr
 from lzero_async.report.markup import Html, details, html, note, section
 from lzero_async.report.material import Material
 from lzero_async.report.scalars import Series
-from lzero_async.report.words import is_number, moment, number, plural, short
+from lzero_async.report.words import is_number, moment, number, plural
 
 MINI_HEIGHT: Final = 100
 ORDINARY: Final = frozenset({"evaluation", ""})  # names that say nothing
@@ -39,14 +39,13 @@ def _scores(runs: Sequence[Material], across: str, x_name: str) -> Html | None:
     name = next((str(run.summary["score"]["name"]) for run in runs if run.summary["score"].get("name")), "score")
     highest = {top for run in runs if is_number(top := run.summary["score"].get("highest"))}
     marks = [Mark("highest possible", float(top)) for top in highest] if len(highest) == 1 else []
-    text = moment if across == "seconds" else short
     over = "time" if across == "seconds" else x_name
     about = f"{name} of evaluations over {over}: " + "; ".join(
         f"{line.name} from {number(line.points[0][1])} to {number(line.points[-1][1])}"
         for line in lines
         if line.look != "thin"
     )
-    return plot(f"{name} over {over}", about, lines, bands=bands, marks=marks, x_name=x_name, x_text=text)
+    return plot(f"{name} over {over}", about, lines, bands=bands, marks=marks, x_name=x_name, time=across == "seconds")
 
 
 def _add_seeds(group: Group, across: str, place: int, lines: list[Line], bands: list[Band], *, alone: bool) -> None:

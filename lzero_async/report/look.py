@@ -73,6 +73,7 @@ stroke-linecap:round}
 path.thin{stroke-width:1;opacity:.55}path.dashed{stroke-dasharray:6 4}
 path.band{fill:var(--k);opacity:.16}
 path.dot{fill:none;stroke:var(--k);stroke-width:6;stroke-linecap:round;vector-effect:non-scaling-stroke}
+path.quiet{opacity:0}path.quiet:hover{opacity:1}
 path.grid{fill:none;stroke:var(--grid);stroke-width:1;vector-effect:non-scaling-stroke}
 path.mark{fill:none;stroke:var(--soft);stroke-width:1.5;stroke-dasharray:5 4;vector-effect:non-scaling-stroke}
 rect.bar{fill:var(--active)}rect.beyond{fill:var(--bad)}
@@ -97,12 +98,13 @@ white-space:nowrap;background:var(--k)}
 .strip.low{height:18px}
 .strips .xs{grid-column:2}
 .scroll{overflow-x:auto;max-width:100%;border:1px solid var(--line);border-radius:8px;margin-bottom:12px}
+.scroll.tall{max-height:430px;overflow-y:auto}.tall thead th{position:sticky;top:0}
 .scroll:focus-visible,summary:focus-visible{outline:2px solid var(--accent);outline-offset:2px}
 table{overflow-wrap:break-word;border-collapse:collapse;width:100%;font-size:13.5px}
 th,td{padding:6px 12px;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 tbody tr:last-child>*{border-bottom:0}
 thead th{color:var(--soft);font-weight:600;white-space:nowrap;background:var(--tint)}
-tbody th{font-weight:500}
+tbody th{font-weight:500}.tall td:last-child{width:75%}
 .numbers td,.numbers thead th:not(:first-child){text-align:right;white-space:nowrap}
 td small{color:var(--soft);margin-left:8px;display:inline-block;min-width:48px}
 details{margin-top:8px}
@@ -120,5 +122,5 @@ h1{font-size:22px}
 .strips{font-size:12px;gap:5px 6px}.strips .name{max-width:84px}}
 @media print{:root{--page:#fff}body{font-size:12px}main,header,footer{max-width:none;padding:0}
 section,figure,.tiles div{break-inside:avoid}
-section{border-color:#bbb}.scroll{overflow:visible}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+section{border-color:#bbb}.scroll,.scroll.tall{overflow:visible;max-height:none}*{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """

@@ -62,9 +62,12 @@ def details(summary: str, *children: Any, open_: bool = False) -> Html:
     return html("details", html("summary", summary), children, open=open_)
 
 
-def table(label: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], *, numbers: bool = True) -> Html:
-    """A table that scrolls inside its own box; the first column names the row, with `numbers` the others are right-aligned."""
+def table(
+    label: str, head: Sequence[Any], rows: Iterable[Sequence[Any]], *, numbers: bool = True, tall: bool = False
+) -> Html:
+    """A table that scrolls inside its own box; the first column names the row, with `numbers` the others are right-aligned;
+    one that is `tall` scrolls downwards, too."""
     top = html("tr", [html("th", cell, scope="col") for cell in head])
     body = [html("tr", html("th", row[0], scope="row"), [html("td", cell) for cell in row[1:]]) for row in rows]
     inner = html("table", html("thead", top), html("tbody", body), class_="numbers" if numbers else None)
-    return html("div", inner, class_="scroll", role="region", aria_label=label, tabindex="0")
+    return html("div", inner, class_="scroll tall" if tall else "scroll", role="region", aria_label=label, tabindex="0")

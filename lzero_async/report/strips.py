@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from lzero_async.activity import rank
-from lzero_async.report.charts import WIDTH, keys, picture, x_labels
+from lzero_async.report.axes import below, times
+from lzero_async.report.charts import WIDTH, keys, picture
 from lzero_async.report.markup import Html, details, html, note, section
 from lzero_async.report.material import Material
 from lzero_async.report.trace_digest import BINS, CUT, Digest, Track, Window
-from lzero_async.report.words import duration, moment, number
+from lzero_async.report.words import duration, number
 from lzero_async.timeline.kinds import KINDS, WAIT
 
 TALL: Final = 100
@@ -39,7 +40,7 @@ def _of(seen: Digest) -> Html:
         "figure",
         html("figcaption", f"the whole run, in steps of {duration(seen.width)}", keys(names)),
         html("div", [_overview(name, tracks, seen) for name, tracks in _rows(seen.tracks)],
-             html("div", x_labels(0.0, seen.seconds, moment), class_="xs", aria_hidden="true"), class_="strips"),
+             below(times(0.0, seen.seconds), 0.0, seen.seconds), class_="strips"),
     )  # fmt: skip
     explained = note(
         "Each row is filled as far as the role was busy in that step; what stays blank is idle. The trace itself, with every "
@@ -106,8 +107,7 @@ def _window(seen: Digest) -> Html | None:
     return html(
         "figure",
         html("figcaption", f"{duration(seconds)} from the middle, span by span"),
-        html("div", rows, html("div", x_labels(start, start + seconds, moment if seconds > 40 else _fine), class_="xs",
-                               aria_hidden="true"), class_="strips"),
+        html("div", rows, below(times(start, start + seconds), start, start + seconds), class_="strips"),
         note(f"{hidden} more collectors are not shown here.") if hidden > 0 else None,
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ def trouble(runs: Sequence[Material]) -> Html:
             name = [run.name] if several else []
             rows.append([at, *name, str(event.get("level", "")).lower(), str(event.get("text", ""))])
     head = ["time", *(["run"] if several else []), "level", "what"]
-    told = table("warnings and failures", head, rows, numbers=False) if rows else note("No warnings.")
+    told = table("warnings and failures", head, rows, numbers=False, tall=True) if rows else note("No warnings.")
     words = html("ul", [html("li", line) for line in said]) if several else html("p", said[0])
     return section("trouble", "Failures, restarts and warnings", words, told)
 
@@ -42,4 +42,4 @@ def _counts(run: Material, runs: Sequence[Material]) -> str:
                 plural(int(count), word) if count == 1 or word not in PLURALS else f"{int(count):,} {PLURALS[word]}"
             )
     note_ = " (a collect that the end of the run cuts off is abandoned)" if run.statistics.get("abandoned") else ""
-    return f"{name}{', '.join(found)}{note_}." if found else f"{name}no failures, no restarts, nothing dropped."
+    return f"{name}{', '.join(found)}{note_}." if found else f"{name}No failures, no restarts, nothing dropped."

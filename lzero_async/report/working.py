@@ -10,7 +10,7 @@ from lzero_async.report.charts import Band, Bar, Line, Mark, bars, keys, plot
 from lzero_async.report.markup import Html, html, note, section
 from lzero_async.report.material import Material
 from lzero_async.report.trace_digest import BINS, Digest
-from lzero_async.report.words import duration, is_number, moment, number, percent, plural, size
+from lzero_async.report.words import duration, is_number, number, percent, plural, size
 
 PER_BIN: Final = 4  # batches that a bin of the throughput should hold at least
 MOST_COLLECTORS: Final = 8  # rows of their own; the others are one row
@@ -60,7 +60,7 @@ def _rates(caption: str, lines: Sequence[Line], until: float) -> Html:
     about = "; ".join(
         f"{line.name}: {number(sum(y for _, y in line.points) / len(line.points))} on average" for line in lines
     )
-    return plot(caption, about, lines, x_name="time of the run", x_text=moment, from_zero=True, until=until)
+    return plot(caption, about, lines, x_name="time of the run", time=True, from_zero=True, until=until)
 
 
 def where_time_went(runs: Sequence[Material]) -> Html:
@@ -199,9 +199,10 @@ def _lag(runs: Sequence[Material]) -> Html | None:
         return None
     marks = [Mark(f"bound: {number(limit)}", float(limit)) for limit in sorted(bounds)] if len(bounds) == 1 else []
     seen = max((y for line in lines for _, y in line.points), default=0.0)
+    until = max(run.digest.seconds for run in runs if run.digest is not None)
     marks = [mark for mark in marks if mark.value <= 6 * max(1.0, seen)]  # one far away would flatten the curve
     return plot("batches that wait (lag)", "collected batches that are not trained yet, over time", lines, bands=bands,
-                marks=marks, x_name="time of the run", x_text=moment, from_zero=True)  # fmt: skip
+                marks=marks, x_name="time of the run", time=True, from_zero=True, until=until)  # fmt: skip
 
 
 def _levels(seen: Digest, name: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
