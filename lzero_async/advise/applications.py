@@ -10,7 +10,7 @@ from statistics import NormalDist, median
 from typing import Any, Final
 
 from lzero_async.advise.arguments import EVAL_EVERY, Request
-from lzero_async.advise.calibrate import CLOSE, ROUGH, alone
+from lzero_async.advise.calibrate import alone, without_queues
 from lzero_async.advise.measured import Measured
 from lzero_async.advise.model import COLLECT, EVAL, TRAIN, Model, Pipeline, RoundsModel, Setting, Sizes, Stage
 from lzero_async.compare.apps import CONTINUOUS
@@ -81,6 +81,7 @@ def _advised(
 ) -> Advised:
     """Find the stages alone in the run's own setting, with the pipeline's `rules`; then change what the request changes."""
     statistics = found.statistics
+    known = {COLLECT, TRAIN} <= set(found.queued)
     stages = {stage: _stage(found, stage) for stage in found.seconds}
     evaluation = stages.get(EVAL) if eval_every else None
     as_run = Pipeline(
@@ -89,7 +90,7 @@ def _advised(
         **(rules or {}),
     )  # fmt: skip
     own = Setting(int(statistics["queue_capacity"] or statistics["off_policy_degree"]), found.collectors)
-    model = alone(as_run, own, ROUGH if found.free else CLOSE)
+    model = as_run if known else alone(as_run, own)
     _refuse_evaluations(found, request, model)
     changed = replace(model, cores=request.cores or float(found.cores))
     if model.evaluation is not None:
@@ -109,7 +110,8 @@ def _refuse_evaluations(found: Measured, request: Request, model: Pipeline) -> N
 
 
 def _stage(found: Measured, name: str) -> Stage:
-    return Stage(found.seconds[name], found.cpu[name], found.spread[name], found.fixed.get(name, 0.0))
+    stage = Stage(found.seconds[name], found.cpu[name], found.spread[name], found.fixed.get(name, 0.0))
+    return without_queues(stage, found.queued.get(name, 0.0))
 
 
 def _sizes(found: Measured) -> Sizes:
@@ -228,6 +230,8 @@ def _sigma(ratios: Iterable[float], number: int) -> float:
     seen = list(ratios)
     if not seen or number < 2:
         return 0.0
-    high = NormalDist().inv_cdf(1 - 1 / (number + 1))  # where the longest lies, in deviations of the logarithm
+    high = NormalDist().inv_cdf(
+        0.5 ** (1 / number)
+    )  # where the longest lies half of the time, in deviations of the logarithm
     root = high * high - 2 * math.log(max(1.0, median(seen)))
     return high - math.sqrt(root) if root > 0 else high

@@ -27,8 +27,9 @@ LEAST_FREE: Final = 0.1  # of the cores, whatever the others had
 
 @dataclass
 class Measured:
-    """A run in its steady part. By stage: `seconds` (mean) of its work, their `spread`, `fixed` seconds beside each, and `cpu`
-    seconds of each. `background` has the seconds and CPU seconds per train of roles that work beside the learner."""
+    """A run in its steady part. By stage: `seconds` (mean) of its work, their `spread`, `fixed` seconds beside each, `cpu`
+    seconds of each, and seconds that each was `queued` for a core, where that is known. `background` has the seconds and CPU
+    seconds per train of roles that work beside the learner."""
 
     folder: Path
     summary: dict[str, Any]
@@ -41,6 +42,7 @@ class Measured:
     beside: bool  # evaluations ran beside the learner
     collectors: int
     cpu: dict[str, float] = field(default_factory=dict)
+    queued: dict[str, float] = field(default_factory=dict)
     background: dict[str, tuple[float, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     free: float = 0.0  # cores that other programs left, where that is not all of them
@@ -223,6 +225,9 @@ def _add_cpu(found: Measured) -> None:
         number = stages[stage][1]
         if number and known[stage] and None not in known[stage]:
             found.cpu[stage] = sum(known[stage]) / number
+            queued = [row["queued_seconds"] for row in rows[stage] if row.get("queued_seconds") is not None]
+            if len(queued) == len(rows[stage]):
+                found.queued[stage] = sum(queued) / number
         else:
             found.cpu[stage] = share * seconds
     if EVAL in found.cpu:  # its process has evaluated after the run, too

@@ -133,11 +133,14 @@ class Pipeline:
     def predict(self, setting: Setting) -> Row:
         """Simulate a setting."""
         run = self.simulate(setting)
+        # The last trains have no collects beside them any more.
+        first, last = run.trains // WARM_UP, run.trains - setting.degree - setting.collectors
+        ends = run.finished_at
         collected = run.trains + run.dropped
         return self.sizes.put_into(
             Row(
                 setting,
-                run.throughput_after(max(1, run.trains // WARM_UP)),
+                (last - first) / (ends[last - 1] - ends[first - 1]),
                 max(0.0, run.learner_idle),
                 max(0.0, run.collector_idle),
                 run.mean_staleness,
@@ -163,7 +166,7 @@ class Pipeline:
             None if evaluation is None else evaluation.distribution(),
             collectors,
             degree if self.bound is None else self.bound,
-            trains=trains,
+            trains=trains + degree + collectors,
             eval_every=self.eval_every if evaluation is not None else 0,
             async_eval=self.async_eval,
             policy=self.policy,
