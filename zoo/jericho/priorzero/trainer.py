@@ -82,7 +82,8 @@ class PriorZero(Application):
         try:
             self._build_or_close(self._build)
         except BaseException:
-            (folder / "trace.json").unlink(missing_ok=True)  # nothing is in it, and it would make the folder another run's
+            # Nothing is in it, and the folder would be taken for another run's.
+            (folder / "trace.json").unlink(missing_ok=True)
             raise
 
     def _build(self) -> None:
