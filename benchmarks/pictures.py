@@ -1,0 +1,153 @@
+"""Pictures of everything that there is to see, of real runs of `make train`: at degree 0, as it is, and at degree 2.
+
+    python -m benchmarks.pictures                     both runs of nine minutes each, then the pictures
+    python -m benchmarks.pictures --runs FOLDER       the runs are there already (FOLDER/train, FOLDER/async): only the pictures
+
+Writes docs/seen-*.png. Needs Chromium and chromedriver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks._chromium import PHONE, Chromium, find_chromium
+from benchmarks.harness import main_guard
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+FRAME = "live.svg"
+PAGE, TALL = (1000, 900), 1500  # pixels
+RUNS = {"train": [], "async": ["--off_policy_degree", "2", "--async_eval"]}
+WATCHED = 0.6  # of the run, when the picture of the live view is taken
+RECENT = 30.0
+
+
+def main() -> int:
+    """Make the runs unless they are there, and the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "pictures", help="where the runs are or go")
+    parser.add_argument(
+        "--seconds", type=float, default=540.0, help="of each run (default: %(default)g, as make train)"
+    )
+    parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return watched_run(Path(options.child[0]), float(options.child[1]), options.child[2:])
+    found = find_chromium()
+    if found is None:
+        print("error: there is no Chromium with chromedriver; install both.", file=sys.stderr)
+        return 2
+    for name, words in RUNS.items():
+        if not (options.runs / name / "results.json").is_file():
+            make_run(options.runs / name, options.seconds, words)
+    with Chromium(*found) as browser:
+        take_all(browser, options.runs)
+    return 0
+
+
+def make_run(folder: Path, seconds: float, words: list[str]) -> None:
+    """The command of `make train` in a process of its own, with other seconds and more words."""
+    command = [sys.executable, "-m", "benchmarks.pictures", "--child", str(folder), str(seconds), *words]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def train_words() -> list[str]:
+    """What `make train` gives the program, without its folder and its seconds."""
+    line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "--exp_name runs/train" in line)
+    words = shlex.split(re.sub(r"\$\(\w+\)", "", line))[1:]
+    return [
+        word
+        for word in words
+        if word not in ("--exp_name", "runs/train") and "max_seconds" not in word and word != "--set"
+    ]
+
+
+def watched_run(folder: Path, seconds: float, words: list[str]) -> int:
+    """Run it in this process, and keep what a terminal would have shown in the middle of it."""
+    from lzero_async import application
+    from lzero_async.progress import Progress
+    from zoo.jericho.priorzero.priorzero_entry import main as train
+
+    class Watching(Progress):
+        """Looks at the run whenever it says something; draws one frame."""
+
+        def watch(self, view: Callable[[], Any]) -> None:
+            self.view, self.seen, self.drawn = view, deque(), False
+
+        def show(self, line: str, *, now: bool = False) -> None:
+            super().show(line, now=now)
+            if not hasattr(self, "view") or self.drawn:
+                return
+            if not self.seen or self.view().gone - self.seen[-1].gone > 1:
+                self.seen.append(self.view())
+            while len(self.seen) > 2 and self.seen[-1].gone - self.seen[1].gone > RECENT:
+                self.seen.popleft()
+            if self.seen[-1].gone > WATCHED * seconds:
+                self.draw(self.seen[-1])
+
+        def draw(self, view: Any) -> None:
+            from lzero_async.live_frame import render_svg
+
+            render_svg(view, folder / FRAME, recent=self.seen[0], width=100, height=26)
+            self.drawn = True
+
+    application.make_progress = lambda plain: Watching(sys.stderr)
+    limits = ["--set", f"run_config.max_seconds={seconds:g}"]
+    return train([*train_words(), "--exp_name", str(folder), *limits, *words])
+
+
+def take_all(browser: Chromium, runs: Path) -> None:
+    """The pictures of both runs."""
+    program(["report", str(runs / "async")])
+    program(["report", str(runs / "train"), str(runs / "async"), "--out", str(runs / "both.html")])
+    program(["timeline", str(runs / "async"), "--out", str(DOCS / "seen-timeline.png")])
+    page = runs / "async" / "report.html"
+    shoot(browser, runs / "async" / FRAME, "seen-live", size=None)
+    shoot(browser, page, "seen-report")
+    shoot(browser, page, "seen-report-dark", scheme="dark", tallest=TALL)
+    shoot(browser, page, "seen-report-phone", size=PHONE, tallest=TALL)
+    shoot(browser, runs / "both.html", "seen-report-both", tallest=2 * TALL)
+    script = [sys.executable, "docs/tensorboard_picture.py", str(runs / "async"), str(DOCS / "seen-tensorboard.png")]
+    subprocess.run(script, cwd=ROOT, check=True)
+
+
+def program(words: list[str]) -> None:
+    """One of the library's own programs; what it says goes to the screen."""
+    subprocess.run([sys.executable, "-m", "lzero_async", *words], cwd=ROOT, check=True)
+
+
+def shoot(
+    browser: Chromium,
+    page: Path,
+    name: str,
+    *,
+    scheme: str = "light",
+    size: tuple[int, int] | None = PAGE,
+    tallest: int | None = None,
+) -> None:
+    """A page as docs/NAME.png; without a size, as large as the drawing is, and cut where it is taller than wanted."""
+    from PIL import Image
+
+    browser.scheme(scheme)
+    browser.screen(*(size or PAGE), phone=size == PHONE)
+    browser.open(page)
+    if size is None:
+        box = browser.script("const b = document.documentElement.getBoundingClientRect(); return [b.width, b.height]")
+        browser.screen(int(box[0]) + 1, int(box[1]) + 1)
+    path = browser.shot(DOCS / f"{name}.png")
+    with Image.open(path) as picture:
+        kept = picture.crop((0, 0, picture.width, min(picture.height, tallest or picture.height)))
+        kept.convert("RGB").quantize(128).save(path, optimize=True)  # flat colours: a third of the bytes
+    print(path)
+
+
+if __name__ == "__main__":
+    main_guard(main)
