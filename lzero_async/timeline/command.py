@@ -16,7 +16,7 @@ from lzero_async.options import with_underscores
 from lzero_async.run_folder import exit_code
 from lzero_async.timeline import text
 from lzero_async.timeline.kinds import FAILED, kind_of, legend
-from lzero_async.timeline.reading import Survey, find_trace, read, survey, usual_length
+from lzero_async.timeline.reading import TRACE, Survey, find_trace, read, survey, usual_length
 from lzero_async.timeline.stretch import CELLS, Stretch
 
 DESCRIPTION: Final = """Show what the roles of a run did when, from its trace: the whole run, and a part of it in which single
@@ -109,7 +109,7 @@ def show(request: Request) -> int:
     is_whole = end - start >= found.seconds
     whole = None if is_whole else Stretch(0.0, found.seconds, request.width)
     read(found, [window] if whole is None else [whole, window], request.batch)
-    out = request.out or path.with_name("timeline.png" if path.stem == "trace" else f"timeline-{path.stem}.png")
+    out = request.out or path.with_name("timeline.png" if path.name == TRACE else f"timeline-{path.stem}.png")
     drawn, problem = _draw(out, found, whole, window, request.batch)
     print(_printable(as_text(found, whole, window, request.batch)), flush=True)
     if problem:
@@ -188,7 +188,8 @@ def _draw(out: Path, found: Survey, whole: Stretch | None, window: Stretch, batc
         from lzero_async.timeline.picture import draw
 
         out.parent.mkdir(parents=True, exist_ok=True)
-        draw(out, f"{found.path}: {found.seconds:.1f} s", whole, window, batch)
+        name = found.path.resolve().parent.name if found.path.name == TRACE else found.path.name
+        draw(out, f"{name}: {found.seconds:.1f} s", whole, window, batch)
     except ImportError as error:
         print(f"There is no picture, since {error.name} is not installed; pip install matplotlib.", file=sys.stderr)
         return False, ""

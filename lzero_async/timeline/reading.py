@@ -14,6 +14,7 @@ from lzero_async.run_files import Span
 from lzero_async.timeline.stretch import End, Stretch
 from lzero_async.trace import iter_trace
 
+TRACE: Final = "trace.json"
 CYCLES: Final = 4  # collects and trains of each role that a stretch is to show at least
 
 
@@ -45,13 +46,9 @@ class Survey:
 
 def find_trace(given: Path) -> Path:
     """The trace file that a run's folder holds, or the file itself; ConfigError where there is none."""
-    path = given / "trace.json" if given.is_dir() else given
+    path = given / TRACE if given.is_dir() else given
     if not path.is_file():
-        raise ConfigError(
-            f"There is no trace at {path}; give the folder of a run whose trace is on, or a trace file."
-            if given.is_dir() or not given.suffix
-            else f"There is no file {path}; give the folder of a run whose trace is on, or a trace file."
-        )
+        raise ConfigError(f"There is no trace at {path}; give the folder of a run whose trace is on, or a trace file.")
     return path
 
 
