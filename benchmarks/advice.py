@@ -1,0 +1,221 @@
+"""Is advice right? `python -m benchmarks.advice`: one real run of each configuration is advised on, and what it predicts of other
+settings is compared with real runs of those.
+
+    python -m benchmarks.advice --only "waiting, one collector"
+    python -m benchmarks.advice --seconds 15 --output /tmp/advice.json     a quick look, which renews nothing
+
+Throughput is in batches per second after the first tenth of the trains. The runs are left in runs/advice_bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from benchmarks._runs import ENTRY, ROOT
+from benchmarks.harness import Bar, main_guard, run_bars
+from benchmarks.llm_latency import LATENCY, latency_server
+from lzero_async.advise.arguments import parse
+from lzero_async.advise.choose import advise
+from lzero_async.advise.command import advised_of
+from lzero_async.advise.measured import read_run
+from lzero_async.advise.model import Setting
+
+OUTPUT = Path(__file__).parent / "results" / "advice.json"
+PAGE = ROOT / "docs" / "advise.md"
+FOLDER = ROOT / "runs" / "advice_bench"
+MBPO = ROOT / "zoo" / "mbpo" / "train.py"
+WAITING, COMPUTING, RECOMMENDED = 0.15, 0.25, 0.95
+DEGREES = (0, 1, 2, 4, 8)
+scale = 1.0  # of every run's length; --seconds changes it
+
+# A collect waits 25 times 10 ms, about as long as its 50 updates take.
+MBPO_WORK = (
+    "--num_envs", "8", "--num_steps_per_env", "25", "--step_seconds", "0.01", "--updates_per_step", "0.25",
+    "--torch_threads", "1", "--device", "cpu", "--max_steps", "0", "--eval_every", "0", "--checkpoint_every", "0",
+    "--report", "false",
+)  # fmt: skip
+PRIORZERO = (
+    "run_config.max_env_step=0", "run_config.eval_every=0", "run_config.final_eval_modes=[]", "run_config.checkpoint_every=0",
+    "run_config.report=False", "env_config.env_asynchrony=off",
+)  # fmt: skip
+# One game per collector whose language model answers after 150 ms; a train takes about a quarter of a collect.
+LLM_WORK = (
+    "env_config.max_steps=12", "env_config.collector_env_num=1", "policy_config.n_episode=1", "policy_config.num_simulations=5",
+    "policy_config.batch_size=16", "policy_config.update_per_collect=6", "llm_config.history_length=12",
+)  # fmt: skip
+WORLD_MODEL_WORK = (
+    "llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']", "env_config.collector_env_num=4",
+    "policy_config.n_episode=4", "policy_config.update_per_collect=40",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What is run: at which setting the run that is advised on, and the settings that are measured."""
+
+    play: Callable[[Path, Setting, float], None]
+    seconds: float
+    advised: Setting
+    measured: tuple[Setting, ...]
+    limit: float
+
+
+def run(folder: Path, words: Sequence[str]) -> None:
+    """Run a program to its end in an empty `folder`; its output goes to a log file beside it."""
+    log = folder.with_name(folder.name + ".log")
+    with log.open("w") as out:
+        command = [sys.executable, *words, "--exp_name", str(folder)]
+        done = subprocess.run(
+            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=ROOT, check=False
+        )
+    if done.returncode:
+        raise SystemExit(f"a run ended with code {done.returncode}; its log is {log}")
+
+
+def play_mbpo(folder: Path, setting: Setting, seconds: float) -> None:
+    """The batch trainer, or the synchronous one; one process each, whatever the degree."""
+    queue = (
+        ("--trainer", "batch", "--batch_queue_size", str(setting.degree)) if setting.degree else ("--trainer", "sync")
+    )
+    run(folder, [str(MBPO), *MBPO_WORK, *queue, "--max_seconds", f"{seconds:g}"])
+
+
+def play_priorzero(
+    folder: Path, setting: Setting, seconds: float, work: Sequence[str], more: Sequence[str] = ()
+) -> None:
+    """PriorZero; every run starts from the same valid actions, found by a run before the first: they cost more than all else."""
+    warm = folder.with_name("warm-actions.sqlite")
+    own = folder.with_name(folder.name + "-actions.sqlite")
+    if not warm.is_file():
+        _priorzero(folder.with_name("warm"), Setting(0, 1), seconds, work, more, warm)
+    shutil.copy(warm, own)
+    _priorzero(folder, setting, seconds, work, more, own)
+
+
+def _priorzero(
+    folder: Path, setting: Setting, seconds: float, work: Sequence[str], more: Sequence[str], actions: Path
+) -> None:
+    settings = [*PRIORZERO, *work, f"run_config.max_seconds={seconds:g}", f"env_config.valid_action_store={actions}"]
+    words = [word for one in settings for word in ("--set", one)]
+    how = ["--off_policy_degree", str(setting.degree), "--num_collectors", str(setting.collectors)]
+    run(folder, [str(ENTRY), *more, *how, *words])
+
+
+def play_llm(folder: Path, setting: Setting, seconds: float) -> None:
+    """With a language model that is waited for."""
+    from zoo.jericho.priorzero.engines.smollm2 import model_folder
+
+    model = model_folder("")
+    with latency_server(model, LATENCY) as url:
+        play_priorzero(folder, setting, seconds, LLM_WORK, ("--llm", model, "--llm_engine", "vllm", "--llm_url", url))
+
+
+def play_world_model(folder: Path, setting: Setting, seconds: float) -> None:
+    """Without a language model: everything computes."""
+    play_priorzero(folder, setting, seconds, WORLD_MODEL_WORK)
+
+
+CONFIGURATIONS = {
+    "waiting, one collector": Configuration(
+        play_mbpo, 35.0, Setting(2, 1), tuple(Setting(degree, 1) for degree in DEGREES), WAITING
+    ),
+    "waiting, several collectors": Configuration(
+        play_llm, 40.0, Setting(4, 2),
+        (Setting(0, 1), Setting(1, 1), Setting(2, 2), Setting(4, 2), Setting(8, 1), Setting(8, 2), Setting(8, 4)), WAITING,
+    ),
+    "computing": Configuration(
+        play_world_model, 60.0, Setting(2, 1), tuple(Setting(degree, 1) for degree in DEGREES), COMPUTING
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """Batches per second by setting, predicted and measured, and the setting that was recommended."""
+
+    predicted: dict[Setting, float]
+    measured: dict[Setting, float]
+    recommended: Setting
+
+    def ratio(self, setting: Setting) -> float:
+        """Predicted over measured."""
+        return self.predicted[setting] / self.measured[setting]
+
+
+@lru_cache(maxsize=len(CONFIGURATIONS))
+def found(name: str) -> Found:
+    """Run the one that is advised on, ask for advice, run the others."""
+    one = CONFIGURATIONS[name]
+    place = FOLDER / name.replace(",", "").replace(" ", "-")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    one.play(place / "advised", one.advised, scale * one.seconds)
+    most = max(setting.collectors for setting in one.measured)
+    request = parse([str(place / "advised"), "--degrees", ",".join(map(str, DEGREES)), "--collectors", str(most)])
+    advised = advised_of(request)
+    advice = advise(advised, request)
+    predicted = {row.setting: row.batches for row in advice.rows}
+    print(f"  {name}: check {advised.check}, recommended {tuple(advice.chosen.setting)}. {advice.reason}", flush=True)
+    measured = {}
+    for setting in sorted({*one.measured, advice.chosen.setting}):
+        folder = place / f"degree-{setting.degree}-collectors-{setting.collectors}"
+        one.play(folder, setting, scale * one.seconds)
+        measured[setting] = read_run(folder).batches
+        print(f"  {tuple(setting)}: predicted {predicted[setting]:.3f}, measured {measured[setting]:.3f}", flush=True)
+    (place / "found.json").write_text(
+        json.dumps([[*setting, predicted[setting], rate] for setting, rate in measured.items()], indent=1) + "\n"
+    )
+    return Found(predicted, measured, advice.chosen.setting)
+
+
+def bars(name: str) -> list[Bar]:
+    """The largest error and the recommended setting with their limits, and every ratio."""
+    one = CONFIGURATIONS[name]
+
+    def error() -> float:
+        return max(abs(found(name).ratio(setting) - 1) for setting in found(name).measured)
+
+    def recommended() -> float:
+        rates = found(name).measured
+        return rates[found(name).recommended] / max(rates.values())
+
+    return [
+        Bar("largest error of the predicted batches/s", one.limit, False, error, 1),
+        Bar("recommended setting, measured batches/s / the best", RECOMMENDED, True, recommended, 1),
+        *(
+            Bar(
+                f"degree {setting.degree}, {setting.collectors} collector(s): predicted / measured", None, True,
+                lambda setting=setting: found(name).ratio(setting), 1,
+            )
+            for setting in one.measured
+        ),
+        Bar("best measured batches/s / that of degree 0", None, True,
+            lambda: max(found(name).measured.values()) / found(name).measured[Setting(0, 1)], 1),
+    ]  # fmt: skip
+
+
+GROUPS = {name: lambda name=name: bars(name) for name in CONFIGURATIONS}
+
+
+def main() -> int:
+    """Measure and write the table. `--seconds` is the length of the shortest runs; the others keep their proportion."""
+    global scale
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--seconds", type=float)
+    own, rest = parser.parse_known_args()
+    sys.argv[1:] = rest
+    if own.seconds is not None:
+        scale = own.seconds / min(one.seconds for one in CONFIGURATIONS.values())
+    return run_bars("Advice", GROUPS, OUTPUT, PAGE)
+
+
+if __name__ == "__main__":
+    main_guard(main)
