@@ -14,7 +14,7 @@ from lzero_async.utilisation import use_of
 from lzero_async.view import View
 
 PREFIX: Final = "lzero_async_"
-STALENESS_BOUNDS: Final = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 100, 255, 511, 1023)
+STALENESS_BOUNDS: Final = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 127, 255, 511, 1023)
 # Names without prefix and without _total; the statistic; what it is.
 COUNTERS: Final = (
     ("collects", "collect_count", "Committed collects."),

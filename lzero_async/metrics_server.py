@@ -7,13 +7,14 @@ import importlib
 import logging
 import selectors
 import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from lzero_async.clock import RealClock
 from lzero_async.config import whole_number
 from lzero_async.errors import ConfigError
+from lzero_async.threads import ThreadGroup
 from lzero_async.view import View
 
 PATIENCE = 5.0  # seconds for a client to say what it wants
@@ -59,8 +60,8 @@ class MetricsServer:
         self._server.set_app(self._answer)
         self._ends, self._end = socket.socketpair()
         self.address = f"http://{host}:{self._server.server_port}/metrics"
-        self._thread = threading.Thread(target=self._serve, name="metrics server", daemon=True)
-        self._thread.start()
+        self._threads = ThreadGroup(RealClock(), "metrics")
+        self._threads.start("server", self._serve)
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -82,7 +83,7 @@ class MetricsServer:
         """Stop listening and end the thread; a request that is being answered is cut off. Closing twice is allowed."""
         self._end.close()
         self._server.cut_off()
-        self._thread.join()
+        self._threads.join(PATIENCE)
         self._ends.close()
         self._server.server_close()
 

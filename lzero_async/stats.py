@@ -10,7 +10,7 @@ from lzero_async.gate import Gate
 from lzero_async.types import TrainReport
 
 COUNTERS: Final = ("committed", "trained", "replayed", "failed", "dropped", "abandoned")
-EXACT_STALENESS: Final = 100  # above that batches are counted by powers of two, so that the counts stay few
+EXACT_STALENESS: Final = 127  # above that batches are counted by powers of two, so that the counts stay few
 RULE: Final = "=" * 80
 
 

@@ -135,7 +135,7 @@ def train(flags: argparse.Namespace) -> int:
     env = options.env_config
     game = find_game(env.env_id, env.rom_dir or None, allow_substitute=flags.quick_test)
     folder = folder_of(saved) if saved is not None and not flags.exp_name else None
-    folder = folder or free_folder(options.run_config.exp_name, saved, (CACHE_FILE,))
+    folder = folder or free_folder(options.run_config.exp_name, saved, (CACHE_FILE, "wandb-id"))
     with logging_to(folder, "zoo.jericho.priorzero"):
         return _train(options, game, folder, saved, state)
 
