@@ -244,15 +244,15 @@ def test_roles_in_one_process_share_its_cpu_time(tmp_path: Path, capsys: pytest.
 
 
 def test_other_programs_are_taken_out_of_the_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of a core was left for what wants one: it took twice as long as alone."""
-    folder = play(tmp_path / "run", 0, collect=2.0, train=2.0, cores=2, cpu={"collector": 1.0, "learner": 1.0})
+    """One core was left for two stages that want one each: they took twice as long as alone."""
+    folder = play(tmp_path / "run", 1, collect=2.0, train=2.0, cores=2, cpu={"collector": 1.0, "learner": 1.0})
     path = folder / "summary.json"
     summary = json.loads(path.read_text())
     summary["utilisation"]["cpu"] = 1.0
     path.write_text(json.dumps(summary))
     found = told(capsys, folder)
     assert found["stages"]["train"]["seconds"] == pytest.approx(1.0, rel=0.1)
-    assert any("Other programs had 75 % of the machine's cores" in note for note in found["notes"])
+    assert re.search(r"Other programs had (49|50|51) % of the machine's cores", " ".join(found["notes"]))
 
 
 # -- stages that share cores -------------------------------------------------------------------------------------------------

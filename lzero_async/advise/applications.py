@@ -81,16 +81,18 @@ def _advised(
 ) -> Advised:
     """Find the stages alone in the run's own setting, with the pipeline's `rules`; then change what the request changes."""
     statistics = found.statistics
-    known = {COLLECT, TRAIN} <= set(found.queued)
+    # In turn nothing shares the cores, and what other programs took cannot be told apart; else it can, or is guessed.
+    known, in_turn = {COLLECT, TRAIN} <= set(found.queued), statistics["off_policy_degree"] == 0
+    free = float(found.cores) if in_turn and not known else found.free or float(found.cores)
     stages = {stage: _stage(found, stage) for stage in found.seconds}
     evaluation = stages.get(EVAL) if eval_every else None
     as_run = Pipeline(
-        stages[COLLECT], stages[TRAIN], found.free or float(found.cores), evaluation, eval_every if evaluation is not None else 0,
+        stages[COLLECT], stages[TRAIN], free, evaluation, eval_every if evaluation is not None else 0,
         async_eval, background={role: Stage(*times) for role, times in found.background.items()}, sizes=_sizes(found),
         **(rules or {}),
     )  # fmt: skip
     own = Setting(int(statistics["queue_capacity"] or statistics["off_policy_degree"]), found.collectors)
-    model = as_run if known else alone(as_run, own)
+    model = as_run if known or in_turn else alone(as_run, own)
     _refuse_evaluations(found, request, model)
     changed = replace(model, cores=request.cores or float(found.cores))
     if model.evaluation is not None:

@@ -260,6 +260,5 @@ def _look_at_others(found: Measured) -> None:
     if others > BUSY:
         found.free = found.cores * max(LEAST_FREE, 1 - others)
         found.notes.append(
-            f"Other programs had {percent(others)} of the machine's cores during this run, which is taken out of its times; a "
-            "run on a quiet machine says more."
+            f"Other programs had {percent(others)} of the machine's cores during this run; one on a quiet machine says more."
         )
