@@ -113,6 +113,15 @@ def test_what_is_drawn_is_described(tmp_path: Path) -> None:
     assert "collector 0: active 67 % (40.2 s), waiting 33 % (19.8 s), idle 0 % (0 s)" in shares
 
 
+def test_batches_beyond_the_bound_stand_out(tmp_path: Path) -> None:
+    counts = {"1": 10, "2": 5, "3": 4, "4": 1}
+    run = write_run(tmp_path / "one", statistics=statistics(staleness_counts=counts, staleness_max=4))
+    page = report(run, out=tmp_path / "page.html")
+    bars = [bar["class"] for bar in page.of("rect") if str(bar["class"]).startswith("bar")]
+    assert bars == ["bar"] * 3 + ["bar beyond"] * 2
+    assert "off_policy_degree 2, exceeded" in page.text
+
+
 def test_a_run_that_was_killed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", ended_by=None)
     trace = run / "trace.json"
@@ -120,7 +129,7 @@ def test_a_run_that_was_killed(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"train": 21, "lea')
     page = report(run, out=tmp_path / "page.html")
-    assert "not finished" in page.text
+    assert '<span class="badge warn">not finished</span>' in (tmp_path / "page.html").read_text()
     assert "it is still running, or it was killed" in page.text
     assert "1 line of metrics.jsonl cannot be read" in page.text
     assert "2 scalars over 20 trains" in page.text
@@ -261,6 +270,7 @@ def test_seeds_are_drawn_as_one_with_their_spread(tmp_path: Path) -> None:
     assert lines.count("line c0 thin") == 6  # three seeds over steps and over seconds
     assert [path for path in page.of("path") if str(path.get("class")).startswith("band c0")]
     assert "mean of 3 seeds" in page.text
+    assert not [item for item in page.of("i") if "thin" in str(item["class"])]  # single seeds are not in the legend
     differing = page.text.split("What differs")[1]
     assert "seed 1 2 3" in differing and "exp_name" not in differing.split("settings of")[0]
 
