@@ -20,7 +20,7 @@ from lzero_async.report.curves import groups_of
 from lzero_async.report.material import names_of, read_material
 from lzero_async.report.words import TIMES
 from lzero_async.trace import TraceWriter
-from tests.report_runs import SECTIONS, evaluation, statistics, summary, write_run, write_trace
+from tests.report_runs import SECTIONS, evaluation, roles, statistics, summary, write_run, write_trace
 from tests.sentences import assert_one_sentence
 
 
@@ -122,6 +122,45 @@ def test_batches_beyond_the_bound_stand_out(tmp_path: Path) -> None:
     assert "off_policy_degree 2, exceeded" in page.text
 
 
+def test_a_bound_that_is_none_is_not_judged(tmp_path: Path) -> None:
+    late = statistics(staleness_counts={"9": 1}, staleness_max=9)
+    for changes, words in (
+        ({"options": {"staleness_policy": "allow"}, "statistics": late}, "(off_policy_degree 2)."),
+        ({"statistics": late | {"queue_capacity": 8}}, "(queue of 8)."),
+        ({"statistics": late | {"degree_changes": 1}}, "(off_policy_degree 2, exceeded)."),
+        ({"statistics": statistics(train_count=0)}, "No batch was trained."),
+    ):
+        page = report(write_run(tmp_path / "one", **changes), out=tmp_path / "page.html")
+        assert words in page.text
+        assert ("bound: degree" in page.text) == ("exceeded" in words or "No batch" in words)
+
+
+def test_a_degree_that_changes_is_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", statistics=statistics(degree_changes=2, staleness_max=3))
+    trace = TraceWriter(run / "trace.json")
+    for number, degree in enumerate((2, 4, 1)):
+        trace.counters(number * 10.0, lag=1, degree=degree)
+        trace.train(number * 10.0, number * 10.0 + 9, number, number + 1, 1)
+    trace.close()
+    page = report(run, out=tmp_path / "page.html")
+    assert "the degree" in page.text and "(off_policy_degree 2, kept)." in page.text and "bound: degree 4" in page.text
+
+
+def test_seconds_without_a_core_are_told(tmp_path: Path) -> None:
+    rows = roles((0.6, 0.3, 0.1), (0.9, 0.1, 0.0))
+    for row, queued in zip(rows, (30.0, 1.0, 2.0, 0.0), strict=True):
+        row["queued_seconds"] = queued
+    page = report(write_run(tmp_path / "one", roles=rows), out=tmp_path / "page.html")
+    assert "12.5 s CPU · 30 s for a core · 300 MB" in page.text
+    assert page.text.count(" s for a core ·") == 1
+
+
+def test_evaluations_without_a_best_score_are_told(tmp_path: Path) -> None:
+    rows = [evaluation(1) | {"name": "prior"}, evaluation(2) | {"name": "search"}]
+    page = report(write_run(tmp_path / "one", evaluations=rows, score={}), out=tmp_path / "page.html")
+    assert "It was evaluated: prior 80, search 160." in page.text
+
+
 def test_a_run_that_was_killed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", ended_by=None)
     trace = run / "trace.json"
@@ -130,7 +169,7 @@ def test_a_run_that_was_killed(tmp_path: Path) -> None:
         file.write('{"train": 21, "lea')
     page = report(run, out=tmp_path / "page.html")
     assert '<span class="badge warn">not finished</span>' in (tmp_path / "page.html").read_text()
-    assert "it is still running, or it was killed" in page.text
+    assert "it is still running, it failed, or it was killed" in page.text
     assert "1 line of metrics.jsonl cannot be read" in page.text
     assert "2 scalars over 20 trains" in page.text
 

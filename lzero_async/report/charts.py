@@ -67,7 +67,7 @@ def plot(
     ys += [y for band in bands for _, *pair in band.points for y in pair]
     if not xs:
         return html("figure", html("figcaption", caption), html("p", "nothing to show", class_="note"), class_="chart")
-    x_low, x_high = _extent(xs, pad=0.0) if until is None else (0.0, until)
+    x_low, x_high = _extent(xs, pad=0.0, floor=0.0 if min(xs) >= 0 else None) if until is None else (0.0, until)
     y_low, y_high = _extent([*ys, 0.0] if from_zero else ys, pad=0.06, floor=0.0 if min(ys) >= 0 else None)
     frame = _Frame(x_low, x_high, y_low, y_high)
     inner = [

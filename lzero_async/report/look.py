@@ -85,7 +85,7 @@ rect.bar{fill:var(--active)}rect.beyond{fill:var(--bad)}
 .k-active{--k:var(--active)}.k-waiting{--k:var(--waiting)}.k-idle{--k:var(--idle)}
 .fill{fill:var(--k)}
 .role{display:grid;gap:2px 12px;align-items:center;font-size:13.5px;grid-template-areas:"name share more";
-grid-template-columns:110px minmax(0,1fr) 190px;margin-bottom:7px}
+grid-template-columns:110px minmax(0,1fr) 240px;margin-bottom:7px}
 .role .name{grid-area:name}.role .more{grid-area:more;color:var(--soft);font-size:12.5px;
 text-align:right}
 .share{grid-area:share;display:flex;height:24px;border-radius:5px;overflow:hidden;background:var(--idle)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lzero_async.report import learning, numbers, settings, story, strips, trouble, working
+from lzero_async.report import learning, numbers, settings, staleness, story, strips, trouble, working
 from lzero_async.report.look import STYLE
 from lzero_async.report.markup import Html, html, section
 from lzero_async.report.material import Material
@@ -32,7 +32,7 @@ def make_page(runs: Sequence[Material]) -> str:
         learning.scores(runs),
         working.throughput(runs),
         working.where_time_went(runs),
-        working.staleness_and_lag(runs),
+        staleness.staleness_and_lag(runs),
         strips.timeline(runs),
         trouble.trouble(runs),
         learning.scalars(runs),

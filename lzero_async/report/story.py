@@ -63,9 +63,7 @@ def sentence(run: Material) -> str:
     if run.finished:
         text += f", and was ended by {summary['ended_by']}."
     elif summary["statistics"].get("mode"):
-        text += (
-            ". It has not ended: it is still running, or it was killed. What is shown is what its last checkpoint knew."
-        )
+        text += ". It has not come to its end: it is still running, it failed, or it was killed. Shown is what it wrote last."
     else:
         text += ". It left no summary: it was killed before its first checkpoint, or it is older than this report."
     score = summary["score"]
@@ -73,6 +71,9 @@ def sentence(run: Material) -> str:
         of = f" of {number(score['highest'])}" if is_number(score.get("highest")) else ""
         text += f" The best {score.get('name') or 'score'} was {number(score['best'])}{of}"
         text += f", the last {number(score['last'])}." if is_number(score.get("last")) else "."
+    elif summary["evaluations"]:
+        last = {str(row.get("name")): number(row["score"]) for row in summary["evaluations"]}
+        text += f" It was evaluated: {', '.join(f'{name} {value}' for name, value in last.items())}."
     else:
         text += " It was not evaluated."
     return text
