@@ -243,6 +243,17 @@ def test_roles_in_one_process_share_its_cpu_time(tmp_path: Path, capsys: pytest.
     assert found["stages"]["train"]["share"] == pytest.approx(0.5)
 
 
+def test_of_a_resumed_run_the_part_with_the_trace_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its statistics are of all parts, the CPU time of its processes and its trace of the last one."""
+    folder = play(tmp_path / "run", 2)
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    for name in ("collect_count", "train_count"):
+        summary["statistics"][name] *= 10
+    path.write_text(json.dumps(summary))
+    assert told(capsys, folder)["stages"]["train"]["cpu_seconds"] == pytest.approx(0.9, rel=0.05)
+
+
 def test_other_programs_are_taken_out_of_the_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One core was left for two stages that want one each: they took twice as long as alone."""
     folder = play(tmp_path / "run", 1, collect=2.0, train=2.0, cores=2, cpu={"collector": 1.0, "learner": 1.0})
@@ -376,8 +387,10 @@ def test_a_run_on_full_cores_is_advised_on(
     ]  # fmt: skip
     (folder / "trace.json").write_text("[" + ",\n".join(map(json.dumps, events)) + "\n]\n")
     summary = json.loads((folder / "summary.json").read_text())
-    summary["utilisation"]["cpu"] = 1.0
-    summary["utilisation"]["cpu_seconds"] = 2 * summary["seconds"]
+    summary["utilisation"] |= {"cpu": 1.0, "cpu_seconds": 2 * summary["seconds"]}
+    for row in summary["roles"]:
+        stage = 0.3 if row["role"] == "learner" else 1.0 / 4
+        row["cpu_seconds"] = stage * sum(role == ("train" if stage == 0.3 else "collect") for role, *_ in log)
     (folder / "summary.json").write_text(json.dumps(summary))
     assert read_run(folder).seconds["collect"] > 2
     found = told(capsys, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ class Measured:
     cpu: dict[str, float] = field(default_factory=dict)
     queued: dict[str, float] = field(default_factory=dict)
     background: dict[str, tuple[float, float]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # stages of this part of the run, its first ones included
     notes: list[str] = field(default_factory=list)
     free: float = 0.0  # cores that other programs left, where that is not all of them
 
@@ -139,6 +140,8 @@ def _from_trace(
             found.spread[stage] = tuple(seconds / found.seconds[stage] for seconds in durations)
     if COLLECT not in found.seconds:
         raise ConfigError(f"{folder} has no collect after its warm-up; let it run for longer.")
+    done = Counter(span.name for own in spans.values() for span in own)
+    found.counts = {COLLECT: done[COLLECT], TRAIN: done[TRAIN] + done[REPLAY], EVAL: done[EVAL]}
     found.fixed = _beside_stages(found, spans, collectors, start, end)
     per_train = 1 / sum(1 for span in inside if span.name in (TRAIN, REPLAY))
     for role, own in spans.items():
@@ -206,35 +209,27 @@ def _from_statistics(folder: Path, summary: dict[str, Any], options: dict[str, A
         beside,
         len(collectors),
     )
+    found.counts = {stage: int(statistics[f"{stage}_count"]) for stage in (COLLECT, TRAIN, EVAL)}
+    found.counts[TRAIN] += int(statistics["replay_count"])
     found.notes.append(f"There is no {TRACE}: the times are averages of the whole run, and their spread is assumed.")
     return found
 
 
 def _add_cpu(found: Measured) -> None:
     """CPU seconds of each stage: of its role's process, or, of roles in one process, by their share of the time."""
-    statistics = found.statistics
-    stages = {
-        COLLECT: ("collector", statistics["collect_count"]),
-        TRAIN: ("learner", statistics["train_count"] + statistics["replay_count"]),
-        EVAL: ("evaluator", statistics["eval_count"]),
-    }
-    rows = {stage: found.rows(kind) for stage, (kind, _) in stages.items()}
-    known = {stage: [row["cpu_seconds"] for row in own] for stage, own in rows.items()}
+    kinds = {COLLECT: "collector", TRAIN: LEARNER, EVAL: EVALUATOR}
     share = _common_share(found)
     for stage, seconds in found.seconds.items():
-        number = stages[stage][1]
-        if number and known[stage] and None not in known[stage]:
-            found.cpu[stage] = sum(known[stage]) / number
-            queued = [row["queued_seconds"] for row in rows[stage] if row.get("queued_seconds") is not None]
-            if len(queued) == len(rows[stage]):
+        rows, number = found.rows(kinds[stage]), found.counts[stage]
+        found.cpu[stage] = share * seconds
+        if number and rows and all(row["cpu_seconds"] is not None for row in rows):
+            found.cpu[stage] = sum(row["cpu_seconds"] for row in rows) / number
+            queued = [row["queued_seconds"] for row in rows if row.get("queued_seconds") is not None]
+            if len(queued) == len(rows):
                 found.queued[stage] = sum(queued) / number
-        else:
-            found.cpu[stage] = share * seconds
-    if EVAL in found.cpu:  # its process has evaluated after the run, too
-        found.cpu[EVAL] = min(found.cpu[EVAL], found.seconds[EVAL])
     for role, (seconds, _) in list(found.background.items()):
         used = [row["cpu_seconds"] for row in found.rows(role) if row["cpu_seconds"] is not None]
-        found.background[role] = seconds, sum(used) / stages[TRAIN][1] if used else share * seconds
+        found.background[role] = seconds, sum(used) / found.counts[TRAIN] if used else share * seconds
 
 
 def _common_share(found: Measured) -> float:
