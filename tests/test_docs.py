@@ -28,6 +28,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
     return Scratch(tmp_path_factory.mktemp("docs"), PIECES)
 
 
+@pytest.mark.slow
 @some([piece for piece in COMMANDS if not piece.reason])
 def test_commands_run(piece: Piece, scratch: Scratch) -> None:
     done = scratch.run(piece)
