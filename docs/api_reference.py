@@ -12,7 +12,7 @@ NOTE = "Written by `make docs`; edit the code and run it again."
 MODULES = (
     "testing", "simulation", "distributions", "application", "activity", "view", "summary", "run_files", "trace", "records",
     "async_scalars", "metrics_server", "progress", "live", "utilisation", "tuning", "options", "config", "checkpoint",
-    "run_folder", "timeline.text", "timeline.picture",
+    "run_folder", "timeline.text", "timeline.picture", "report.command",
 )  # fmt: skip
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
