@@ -54,6 +54,8 @@ VERDICTS = [
     ("learner", {}, ["97 %", "33 %", "more collectors do not"]),
     ("collectors", {"roles": WAITING}, ["100 %", "90 %", "more collectors"]),
     ("collectors", {"roles": WAITING, **busy(1.0, 0.1)}, ["Other programs kept 1.8 of 2 cores busy"]),
+    ("learner", busy(0.95, 0.4), ["33 %", "Other programs kept 1.1 of 2 cores busy"]),
+    ("none", {"roles": FINE, **busy(0.96, 0.1)}, ["Other programs kept 1.7 of 2 cores busy"]),
     ("degree", {"roles": roles((0.6, 0.4, 0.0), (0.7, 0.3, 0.0))}, ["off_policy_degree 2", "40 %", "30 %"]),
     ("none", {"roles": FINE}, ["Nothing stands out", "90 %"]),
     ("none", {"roles": FINE, **busy(0.5, 0.5)}, ["Nothing stands out"]),

@@ -37,10 +37,11 @@ def find_bottleneck(summary: Mapping[str, Any]) -> Bottleneck:
     learner, collectors = _shares(roles, "learner"), _shares(roles, "collector")
     if learner is None or collectors is None or (statistics.get("train_count") or 0) < LEAST_TRAINS:
         return Bottleneck("unknown", "The run is too short, or left too little, to say what held it back.")
-    for look in (_turns, _failures, _evaluation, _drops, _cores, _one_side, _degree):
+    for look in (_turns, _failures, _evaluation, _drops, _cores, _one_side, _degree, _others):
         found = look(summary, statistics, collectors, learner)
         if found is not None:
-            return Bottleneck(found.kind, found.sentence + _caution(summary, statistics))
+            caution = "" if found.kind == "others" else _caution(summary, statistics)
+            return Bottleneck(found.kind, found.sentence + caution)
     return Bottleneck(
         "none",
         f"Nothing stands out: collectors were active {percent(collectors.active)} and the learner "
@@ -128,19 +129,26 @@ def _cores(
     summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
 ) -> Bottleneck | None:
     cores, busy, own = _use_of_cores(summary, statistics)
-    if cores is None or busy < CORES_BUSY or (own is not None and own < LITTLE):
+    if cores is None or busy < CORES_BUSY or (own is not None and own < OWN * busy):
         return None
-    if own is not None and own < OWN * busy:
-        return Bottleneck(
-            "others",
-            f"Other programs are the bottleneck: {percent(busy)} of {number(cores)} cores were busy, and this run used "
-            f"{number(round(own * cores, 1))} of them; run it alone to know more.",
-        )
     return Bottleneck(
         "cores",
         f"The cores are the bottleneck: {percent(busy)} of {number(cores)} were busy (collectors active "
         f"{percent(collectors.active)}, the learner {percent(learner.active)} of the time); more cores or less work per "
         "batch help, more collectors do not.",
+    )
+
+
+def _others(
+    summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
+) -> Bottleneck | None:
+    cores, busy, own = _use_of_cores(summary, statistics)
+    if cores is None or own is None or busy < CORES_BUSY or not LITTLE <= own < OWN * busy:
+        return None
+    return Bottleneck(
+        "others",
+        f"Other programs are the bottleneck: {percent(busy)} of {number(cores)} cores were busy, and this run used "
+        f"{number(round(own * cores, 1))} of them; run it alone to know more.",
     )
 
 
@@ -157,9 +165,9 @@ def _use_of_cores(
 
 
 def _caution(summary: Mapping[str, Any], statistics: Mapping[str, Any]) -> str:
-    """What to add when others kept the cores busy while this run needed little of them."""
+    """What to add when other programs kept the cores busy."""
     cores, busy, own = _use_of_cores(summary, statistics)
-    if cores is None or own is None or busy < CORES_BUSY or own >= LITTLE:
+    if cores is None or own is None or busy < CORES_BUSY or own >= OWN * busy:
         return ""
     return f" Other programs kept {number(round((busy - own) * cores, 1))} of {number(cores)} cores busy meanwhile."
 

@@ -106,6 +106,7 @@ tbody tr:last-child>*{border-bottom:0}
 thead th{color:var(--soft);font-weight:600;white-space:nowrap;background:var(--tint)}
 tbody th{font-weight:500}.tall td:last-child{width:75%}
 .numbers td,.numbers thead th:not(:first-child){text-align:right;white-space:nowrap}
+.numbers tbody th{position:sticky;left:0;background:var(--card)}.more span{white-space:nowrap}
 td small{color:var(--soft);margin-left:8px;display:inline-block;min-width:48px}
 details{margin-top:8px}
 summary{cursor:pointer;font-weight:600;padding:6px 0}

@@ -94,7 +94,7 @@ def comparison(runs: Sequence[Material]) -> Html:
         if all(value is None for value in values):
             continue
         cells = [
-            [text(value), html("small", ratio(value, values[0])) if place else None]
+            [text(value), html("small", ratio(value, values[0])) if place and text is not percent else None]
             for place, value in enumerate(values)
         ]
         rows.append([name, *cells])

@@ -115,6 +115,9 @@ def _role(row: dict[str, Any]) -> Html:
             for state, share in shares.items()
         ]
         bar = html("div", pieces, class_="share", role="img", aria_label=f"{name}: {said}", title=f"{name}: {said}")
-    return html(
-        "div", html("span", name, class_="name"), bar, html("span", " · ".join(more), class_="more"), class_="role"
-    )
+    return html("div", html("span", name, class_="name"), bar, html("span", _row(more), class_="more"), class_="role")
+
+
+def _row(words: Sequence[str]) -> list[Any]:
+    """Words side by side; a line breaks only between them."""
+    return [[" · " if place else None, html("span", word)] for place, word in enumerate(words)]
