@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from lzero_async.__main__ import main
-from lzero_async.application import Application
+from lzero_async.application import Application, carry_through
+from lzero_async.errors import ConfigError
 from lzero_async.report.command import write_report
 from lzero_async.report.curves import groups_of
 from lzero_async.report.material import names_of, read_material
@@ -372,3 +373,37 @@ def test_a_report_that_fails_is_logged_only(tmp_path: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         Application.write_report(application(tmp_path / "nothing"))
     assert "the report cannot be written" in caplog.text
+
+
+class Recorded:
+    """An application that notes what is asked of it, in order; its run raises `error` if there is one."""
+
+    def __init__(self, folder: Path, error: BaseException | None) -> None:
+        self.folder, self.options, self.error, self.asked = folder, {}, error, list[str]()
+        self.last_checkpoint, self.ended_by = folder / "none", None
+        self.progress = self.coordinator = self
+
+    def run(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(reason="max_train")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.asked.append(name)
+
+
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [(None, True), (RuntimeError("fire"), True), (ConfigError("bad"), False), (KeyboardInterrupt(), False)],
+)
+def test_the_report_comes_after_everything_is_closed(
+    tmp_path: Path, error: BaseException | None, written: bool
+) -> None:
+    """The trace is complete then; bad input and a second Ctrl+C end the program at once."""
+    made = Recorded(tmp_path, error)
+    if error is None:
+        assert carry_through(made, None, {}, lambda final, reason: None) == 0  # type: ignore[arg-type]
+    else:
+        with pytest.raises(type(error)):
+            carry_through(made, None, {}, lambda final, reason: None)  # type: ignore[arg-type]
+    assert made.asked[-2:] == ["close", "write_report"] if written else made.asked == ["close"]
