@@ -82,9 +82,17 @@ class Chromium:
         """A command of the DevTools protocol."""
         return self._ask("POST", f"{self._session}/goog/cdp/execute", {"cmd": name, "params": parameters})
 
-    def open(self, page: Path) -> None:
-        """Open a file; returns after its load event."""
-        self._ask("POST", f"{self._session}/url", {"url": page.resolve().as_uri()})
+    def open(self, page: Path | str) -> None:
+        """Open a file or an address; returns after its load event."""
+        address = page if isinstance(page, str) else page.resolve().as_uri()
+        self._ask("POST", f"{self._session}/url", {"url": address})
+
+    def wait_for(self, code: str) -> Any:
+        """What the promise of this JavaScript comes to."""
+        answered = "const done = arguments[arguments.length - 1];"
+        return self._ask(
+            "POST", f"{self._session}/execute/async", {"script": f"{answered} {code}.then(done)", "args": []}
+        )
 
     def script(self, code: str) -> Any:
         """What this JavaScript returns in the page."""

