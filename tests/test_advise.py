@@ -455,7 +455,9 @@ def test_mbpo_continuous_shares_its_environments(tmp_path: Path, capsys: pytest.
     # Twice as many collectors with half the environments each wait twice as long for a batch of the same size.
     assert rate_of(found, 4, 4) == pytest.approx(rate_of(found, 4, 2), rel=0.05)
     assert rate_of(found, 4, 1) == pytest.approx(rate_of(found, 4, 2), rel=0.05)
-    assert found["degree"] == "queue, batches"
+    assert found["degree"] == "queue"
+    assert "Collecting sets the pace: the collector works 100 % of the time" in found["reason"]
+    assert "of its trains are on old data" in found["reason"]
     assert found["recommended"]["flags"] == "--trainer continuous --num_collectors 1 --max_queue_size 128"
 
 
@@ -463,15 +465,25 @@ def test_whole_episodes_are_advised_in_rounds(tmp_path: Path, capsys: pytest.Cap
     options = {"collector": "async", "episodes_per_update": 16, "eval_every": 0}
     folder = play(tmp_path / "run", 2, collectors=2, train=0.1, trains=40)
     of_application(folder, "episode_ppo", options, off_policy_degree=2)
+    summary = json.loads((folder / "summary.json").read_text())
+    times = {"active": None, "waiting": None, "idle": None, "memory_bytes": 1, "restarts": 0}
+    summary["roles"].append({"role": "environments 0", **times, "cpu_seconds": 6.4})
+    (folder / "summary.json").write_text(json.dumps(summary))
     environments = {"busy_seconds": 640.0, "complete": 640, "at_once": 8}
     (folder / "results.json").write_text(json.dumps({"environments": environments}))
     rows = [{"learner/mean_length": 20.0, "learner/max_length": 60}] * 3
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = told(capsys, folder)
+    assert found["stages"]["episode"] == {
+        "seconds": 1.0,
+        "cpu_seconds": pytest.approx(0.01),
+        "share": pytest.approx(0.01),
+    }
     assert [row["degree"] for row in found["rows"]] == [1, 2, 4, 8, 16]
     assert rate_of(found, 16) == pytest.approx(8 / 16, rel=0.08)
     assert rate_of(found, 1) < 0.85 * rate_of(found, 16)
     assert found["recommended"]["flags"] == f"--off_policy_degree {found['recommended']['degree']}"
+    assert "Collecting sets the pace: the environments work" in found["reason"]
     of_application(folder, "episode_ppo", {**options, "collector": "sync"})
     assert main([str(folder)]) == 2
     assert_one_sentence(capsys.readouterr().err, ["--collector sync", "give a run with --collector async"])

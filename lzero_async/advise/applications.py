@@ -23,7 +23,8 @@ MEGABYTE: Final = 1e6
 @dataclass(frozen=True)
 class Advised:
     """What advice is given on. `own` is the setting of the run, and `check` the batches per second that it should have made and
-    that it made. `one_collector`: why the number of collectors is not tried. `flags` says how a setting is typed."""
+    that it made. `degree`: what the settings' degree is called there. `one_collector`: why the number of collectors is not
+    tried. `flags` says how a setting is typed."""
 
     title: str
     model: Model
@@ -36,6 +37,7 @@ class Advised:
     least_degree: int = 0
     free_collectors: bool = False  # the degree does not limit how many collect at once
     one_collector: str = ""
+    players: str = ""  # who collects, where these are not collectors
     eval_every: int = 0
     async_eval: bool = False
     notes: tuple[str, ...] = field(default=())
@@ -180,7 +182,7 @@ def _continuous(found: Measured, request: Request) -> Advised:
     )
     return _advised(
         found, request, options["eval_every"], True, flags, rules,
-        degree="queue, batches" if drops else "off_policy_degree", least_degree=1, free_collectors=drops,
+        degree="queue" if drops else "off_policy_degree", least_degree=1, free_collectors=drops,
     )  # fmt: skip
 
 
@@ -192,10 +194,8 @@ def _episode_ppo(found: Measured, request: Request) -> Advised:
             "give a run with --collector async."
         )
     played = load_run(found.folder).results["environments"]
-    cpu = [row["cpu_seconds"] for row in found.summary["roles"] if _is_worker(row)]
-    known = bool(cpu) and None not in cpu
     seconds = played["busy_seconds"] / played["complete"]
-    episode = Stage(seconds, sum(cpu) / played["complete"] if known else seconds, _episode_spread(found))
+    episode = Stage(seconds, _episode_cpu(found, played["complete"], seconds), _episode_spread(found))
     evaluations = found.cpu.get(EVAL, 0.0) * statistics["eval_count"] / max(1, statistics["train_count"])
     train = _stage(found, TRAIN)
     model = RoundsModel(
@@ -208,10 +208,22 @@ def _episode_ppo(found: Measured, request: Request) -> Advised:
         found.summary["title"], model, {"episode": episode, TRAIN: train},
         lambda setting: f"--off_policy_degree {setting.degree}", own,
         (as_run.predict(own).batches, found.batches), found.summary["axis"], least_degree=1,
+        players="the environments work",
         one_collector="environments are dealt episodes of whichever round is open; --n_envs and --num_workers say how many play",
         eval_every=options["eval_every"], async_eval=True,
         notes=(*found.notes, "Degree 0 is --collector sync, with a barrier at every step; it is not simulated."),
     )  # fmt: skip
+
+
+def _episode_cpu(found: Measured, episodes: int, seconds: float) -> float:
+    """CPU seconds of an episode: of the processes that play, or what the run has used beside its trains."""
+    cpu = [row["cpu_seconds"] for row in found.summary["roles"] if _is_worker(row)]
+    if cpu and None not in cpu:
+        return float(sum(cpu)) / episodes
+    used = found.summary["utilisation"].get("cpu_seconds")
+    if used is None:
+        return seconds
+    return min(seconds, max(0.0, float(used) - found.cpu[TRAIN] * found.counts[TRAIN]) / episodes)
 
 
 def _is_worker(row: Mapping[str, Any]) -> bool:

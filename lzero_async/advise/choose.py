@@ -63,7 +63,7 @@ def recommend(rows: Sequence[Row], within: float = WITHIN) -> tuple[Row, Row]:
 
 
 def _reasons(advised: Advised, rows: Sequence[Row], chosen: Row, best: Row) -> list[str]:
-    said = [bottleneck(chosen, advised.model.cores)]
+    said = [bottleneck(chosen, advised.model.cores, advised.players)]
     degree, collectors = chosen.setting
     if chosen is best:
         said.append(f"Nothing else in the table is faster than its {chosen.batches:.3g} batches/s.")
@@ -93,26 +93,29 @@ def _with(row: Row, advised: Advised) -> str:
 def _more(chosen: Row, more: Row) -> str:
     gain = more.batches / chosen.batches - 1
     gained = f"would gain {percent(gain, 1)}" if gain >= 0.0005 else "would gain nothing"
+    if more.staleness < chosen.staleness + 0.05:
+        return f"{more.setting.degree} {gained}, with batches as old as now."
     return (
         f"{more.setting.degree} {gained}, and its batches would be {more.staleness:.1f} instead of {chosen.staleness:.1f} trains "
         "old on average."
     )
 
 
-def bottleneck(row: Row, cores: float) -> str:
+def bottleneck(row: Row, cores: float, players: str = "") -> str:
     """What sets the pace, in a sentence."""
     if row.setting.degree == 0:
         return "Collecting and training in turn is as fast as at once here: what they share leaves nothing to overlap."
     if row.cores_used >= BUSY * cores:
         return f"The cores set the pace: {row.cores_used:.1f} of {cores:g} are at work."
-    if 1 - row.learner_idle >= BUSY:
+    if _learner_busy(row):
         return f"The learner sets the pace: it works {percent(1 - row.learner_idle)} of the time."
     number = row.setting.collectors
-    who = "the collector works" if number == 1 else f"the {number} collectors work"
+    who = players or ("the collector works" if number == 1 else f"the {number} collectors work")
     if collector_bound(row, cores):
+        old = f", {percent(row.old_data)} of its trains are on old data" if row.old_data else ""
         return (
             f"Collecting sets the pace: {who} {percent(1 - row.collector_idle)} of the time, and the learner idles for "
-            f"{percent(row.learner_idle)}."
+            f"{percent(row.learner_idle)}{old}."
         )
     return (
         f"Nobody works all the time: {who} {percent(1 - row.collector_idle)} of it and the learner "
@@ -122,5 +125,9 @@ def bottleneck(row: Row, cores: float) -> str:
 
 def collector_bound(row: Row, cores: float) -> bool:
     """Whether the collectors set the pace, and more of them could help."""
-    busy = 1 - row.collector_idle >= BUSY
-    return busy and row.cores_used < BUSY * cores and 1 - row.learner_idle < BUSY
+    return 1 - row.collector_idle >= BUSY and row.cores_used < BUSY * cores and not _learner_busy(row)
+
+
+def _learner_busy(row: Row) -> bool:
+    """Whether trains on new data take the learner's whole time."""
+    return (1 - row.learner_idle) * (1 - row.old_data) >= BUSY

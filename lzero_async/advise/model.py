@@ -79,6 +79,7 @@ class Row:
     cores_used: float
     waiting: int  # batches, at the worst moment
     dropped: float = 0.0  # share of the batches
+    old_data: float = 0.0  # share of the trains
     samples: float | None = None  # per second
     memory: float | None = None  # bytes
 
@@ -148,6 +149,7 @@ class Pipeline:
                 run.cores_used or 0.0,
                 max(run.lag, default=0),
                 run.dropped / collected,
+                run.replays / (run.trains + run.replays),
             )
         )
 

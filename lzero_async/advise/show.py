@@ -106,6 +106,7 @@ def _row(row: Row) -> dict[str, Any]:
         "staleness_worst": row.worst_staleness,
         "cores_used": row.cores_used,
         "dropped": row.dropped,
+        "old_data": row.old_data,
         "memory_bytes": row.memory,
     }
 
