@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures chaos check lint types bench bench-async bench-mbpo bench-episode-ppo docs docs-blocks soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo docs docs-blocks soak vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -43,6 +43,10 @@ test: $(STAMP) ## all tests but browser, chaos, soak and vllm (about 14 minutes)
 
 test-browser: $(STAMP) ## reports and traces (in Perfetto) in headless Chromium (needs chromium and chromedriver; about two minutes)
 	$(PY) -m pytest -m browser
+
+bench-seen: $(STAMP) ## what looking at a run costs, the report of a long run, and what the advice is worth (about 35 minutes; needs chromium and chromedriver)
+	$(PY) -m benchmarks.seen
+	$(PY) -m benchmarks.advice
 
 pictures: $(STAMP) ## the pictures of everything that there is to see, of real runs of make train (about 22 minutes; needs chromium and chromedriver)
 	$(PY) -m benchmarks.pictures

@@ -1,14 +1,11 @@
 """What the live view costs: CPU time of the thread that makes it, per second of a run, and of a note that comes above it.
 
-    python -m benchmarks.live_view [--seconds N] [--repeats N]
-
 A coordinator with collectors that wait and a learner that waits, on the real clock, watched on a terminal of 80 x 24 that is read
 all the time. The thread's CPU time is taken when it looks at the run: it covers the look, the frame and the writing of it.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import itertools
 import os
@@ -16,12 +13,11 @@ import struct
 import termios
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from benchmarks.harness import Bar, format_row, judge, main_guard
+from benchmarks.harness import Bar
 from lzero_async import AsyncTrainingCoordinator
 from lzero_async.clock import RealClock
 from lzero_async.live import EVERY, LiveProgress
@@ -34,11 +30,11 @@ COLLECTORS = (4, 64)
 NOTES = 200
 
 
-def bars(seconds: float = SECONDS) -> list[Bar]:
+def bars() -> list[Bar]:
     """The share of a core, with few and with many collectors, and what a note costs."""
     return [
         *(Bar(f"live view every {EVERY:g} s, {number} collectors: share of a core", 0.01, False,
-              lambda number=number: share(number, seconds)) for number in COLLECTORS),
+              lambda number=number: share(number, SECONDS), 3) for number in COLLECTORS),
         Bar(f"a note above the view (ms, mean of {NOTES})", None, False, note_cost),
     ]  # fmt: skip
 
@@ -129,21 +125,3 @@ def terminal() -> Iterator[TextIO]:
         yield stream
     reader.join(10.0)
     os.close(own)
-
-
-def main() -> int:
-    """Measure and print; return 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each run (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="of each measurement (default: %(default)s)")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore", UserWarning)  # a degree of 64 is for the view's sake
-    os.environ["TERM"] = "xterm-256color"
-    rows = [judge("live", bar, [bar.measure() for _ in range(options.repeats)]) for bar in bars(options.seconds)]
-    for row in rows:
-        print(format_row(row), flush=True)
-    return 1 if any(row["met"] is False for row in rows) else 0
-
-
-if __name__ == "__main__":
-    main_guard(main)

@@ -1,21 +1,17 @@
-"""The report of a long run: how large the page is, how long it takes to write, and how long Chromium takes to open it.
-
-`python -m benchmarks.report_size` makes the files of a run with 100,000 batches with the project's own writers and measures.
-"""
+"""The report of a long run, whose files are made with the project's own writers: how large the page is, how long it takes to
+write, and how long Chromium takes to open it."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import resource
 import statistics
 import tempfile
 import time
+from functools import lru_cache
 from pathlib import Path
 
 from benchmarks._chromium import Chromium, find_chromium
-from benchmarks.harness import main_guard
+from benchmarks.harness import Bar
 from lzero_async.records import Records
 from lzero_async.report.command import write_report
 from lzero_async.run_folder import REPORT, write_json
@@ -29,7 +25,6 @@ MOST_BYTES = 5e6
 MOST_SECONDS = 2.0
 OPENINGS = 5
 EVERY = 0.1  # seconds between two trains
-RESULTS = Path(__file__).parent / "results" / "report_size.json"
 
 
 def write_run(folder: Path, batches: int) -> None:
@@ -82,7 +77,7 @@ def _write_summary(folder: Path, batches: int) -> None:
     write_summary(
         folder,
         {
-            "program": "benchmark", "title": f"A run of {batches:,} batches", "command": ["-m", "benchmarks.report_size"],
+            "program": "benchmark", "title": f"A run of {batches:,} batches", "command": ["-m", "benchmarks.seen"],
             "began": "2026-01-01T00:00:00+00:00", "seconds": seconds, "ended_by": "max_train", "versions": versions(),
             "machine": machine(), "score": {"name": "score", "highest": 100.0, "best": 99.0, "last": 98.0},
             "axis": "environment steps", "evaluations": evaluations,
@@ -121,43 +116,30 @@ def open_seconds(page: Path, openings: int = OPENINGS) -> list[float]:
     return seconds
 
 
-def main() -> int:
-    """Measure, print and write; return 1 if a bar was missed."""
-    parser = argparse.ArgumentParser(description="size and opening time of the report of a long run")
-    parser.add_argument("--batches", type=int, default=BATCHES, help="batches of the run (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file to write (default: %(default)s)")
-    options = parser.parse_args()
+@lru_cache(maxsize=1)
+def measured() -> dict[str, float]:
+    """Make a long run's files and its report, and open that."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        write_run(folder, options.batches)
-        trace_bytes = (folder / "trace.json").stat().st_size
+        write_run(folder, BATCHES)
         start = time.perf_counter()
         write_report([folder], folder / REPORT)
-        written = time.perf_counter() - start
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        size = (folder / REPORT).stat().st_size
-        opened = open_seconds(folder / REPORT)
-    found = {
-        "batches": options.batches,
-        "trace_bytes": trace_bytes,
-        "report_bytes": size,
-        "report_bytes_bar": MOST_BYTES,
-        "write_seconds": written,
-        "peak_memory_bytes": memory,
-        "open_seconds_median": statistics.median(opened),
-        "open_seconds_max": max(opened),
-        "open_seconds_bar": MOST_SECONDS,
-    }
-    print(f"{options.batches:,} batches, a trace of {trace_bytes / 1e6:.0f} MB")
-    print(f"written in {written:.1f} s, at most {memory / 1e6:.0f} MB of memory")
-    print(f"page: {size / 1e6:.2f} MB (bar: under {MOST_BYTES / 1e6:g} MB)")
-    print(
-        f"opens in {statistics.median(opened):.2f} s, at most {max(opened):.2f} s of {OPENINGS} (bar: under {MOST_SECONDS:g} s)"
-    )
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
-    return int(size >= MOST_BYTES or max(opened) >= MOST_SECONDS)
+        return {
+            "written": time.perf_counter() - start,
+            "trace": (folder / "trace.json").stat().st_size / 1e6,
+            "page": (folder / REPORT).stat().st_size / 1e6,
+            "opened": statistics.median(open_seconds(folder / REPORT)),
+        }
 
 
-if __name__ == "__main__":
-    main_guard(main)
+def bars() -> list[Bar]:
+    """The page of a run with 100,000 batches."""
+    run = f"{BATCHES:,} batches"
+    return [
+        Bar(f"{run}: the page (MB)", MOST_BYTES / 1e6, False, lambda: measured()["page"], 1),
+        Bar(
+            f"{run}: Chromium opens it (s, median of {OPENINGS})", MOST_SECONDS, False, lambda: measured()["opened"], 1
+        ),
+        Bar(f"{run}: the trace (MB)", None, False, lambda: measured()["trace"], 1),
+        Bar(f"{run}: writing the page (s)", None, False, lambda: measured()["written"], 1),
+    ]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Bar
+from benchmarks.live_view import terminal
 
 SECONDS = 90
 SCRAPE_EVERY = 5.0
@@ -125,33 +126,15 @@ def watch_everything(meter: Meter) -> None:
 
 
 @contextmanager
-def terminal() -> Iterator[None]:
-    """stderr is a terminal of 120 columns that somebody reads."""
-    import fcntl
-    import struct
-    import termios
-
-    master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    before, sys.stderr = sys.stderr, os.fdopen(slave, "w")
-    os.environ["TERM"] = "xterm-256color"
-    reader = threading.Thread(target=_drain, args=(master,), daemon=True)
-    reader.start()
-    try:
-        yield
-    finally:
-        sys.stderr.close()
-        sys.stderr = before
-        reader.join(5)
-
-
-def _drain(master: int) -> None:
-    while True:
+def watched() -> Iterator[None]:
+    """stderr is a terminal that somebody reads."""
+    before, kind = sys.stderr, os.environ.get("TERM")
+    with terminal() as stream:
+        sys.stderr, os.environ["TERM"] = stream, "xterm-256color"
         try:
-            if not os.read(master, 65536):
-                return
-        except OSError:  # the other end was closed
-            return
+            yield
+        finally:
+            sys.stderr, os.environ["TERM"] = before, kind or "dumb"
 
 
 def measured(program: str, folder: Path, words: list[str]) -> dict[str, float]:
@@ -165,7 +148,7 @@ def measured(program: str, folder: Path, words: list[str]) -> dict[str, float]:
     helpers: dict[tuple[int, float], float] = {}
     asker = threading.Thread(target=_ask, args=(port, over, helpers, psutil), daemon=True)
     main = {"priorzero": _priorzero, "mbpo": _mbpo, "episode_ppo": _episode_ppo}[program]
-    with terminal():
+    with watched():
         asker.start()
         code = main([*words, "--exp_name", str(folder / "run"), "--wandb", "offline", "--metrics_port", str(port)])
         over.set()

@@ -171,7 +171,7 @@ def test_names_from_files_do_nothing(browser: Chromium, tmp_path: Path) -> None:
 
 
 def test_a_long_run_opens_at_once(browser: Chromium, tmp_path: Path) -> None:
-    """A tenth of what `python -m benchmarks.report_size` measures."""
+    """A tenth of what `python -m benchmarks.seen` measures."""
     write_long_run(tmp_path / "run", 10_000)
     write_report([tmp_path / "run"], tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < MOST_BYTES / 5
