@@ -51,9 +51,11 @@ LLM_WORK = (
     "env_config.max_steps=12", "env_config.collector_env_num=1", "policy_config.n_episode=1", "policy_config.num_simulations=5",
     "policy_config.batch_size=16", "policy_config.update_per_collect=6", "llm_config.history_length=12",
 )  # fmt: skip
+# Two short games; a collect and a train compute for about as long.
 WORLD_MODEL_WORK = (
-    "llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']", "env_config.collector_env_num=4",
-    "policy_config.n_episode=4", "policy_config.update_per_collect=40",
+    "llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']", "env_config.collector_env_num=2",
+    "env_config.max_steps=30", "policy_config.n_episode=2", "policy_config.num_simulations=15",
+    "policy_config.update_per_collect=24",
 )  # fmt: skip
 
 
@@ -132,7 +134,7 @@ CONFIGURATIONS = {
         (Setting(0, 1), Setting(1, 1), Setting(2, 2), Setting(4, 2), Setting(8, 1), Setting(8, 2), Setting(8, 4)), WAITING,
     ),
     "computing": Configuration(
-        play_world_model, 60.0, Setting(2, 1), tuple(Setting(degree, 1) for degree in DEGREES), COMPUTING
+        play_world_model, 50.0, Setting(2, 1), tuple(Setting(degree, 1) for degree in DEGREES), COMPUTING
     ),
 }  # fmt: skip
 

@@ -295,6 +295,17 @@ def test_times_alone_are_found_from_times_among_others(
         assert found.predict(other).batches == pytest.approx(true.predict(other).batches, rel=0.1), other
 
 
+def test_a_little_more_on_full_cores_is_no_wait_of_its_own() -> None:
+    """Times on full cores are never exact, and no wait that is added there makes the simulated ones longer."""
+    true, setting = Pipeline(Stage(1.0, 1.0), Stage(0.4, 0.4), 2), Setting(4, 4)
+    seen = as_measured(true, setting)
+    slower = seen.with_stages(
+        {role: replace(stage, seconds=1.06 * stage.seconds) for role, stage in seen.stages(4).items()}
+    )
+    assert seen.collect.seconds > 2
+    assert alone(slower, setting).collect.seconds == pytest.approx(1.0)
+
+
 def test_what_roles_waited_for_cores_is_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Known waits need no guess: of 2 s a collect computed 0.5, queued for 0.7 and waited by itself for the rest."""
     folder = play(tmp_path / "run", 2, cores=2, cpu={"collector": 0.5, "learner": 0.6})
