@@ -2,9 +2,10 @@
 settings is compared with real runs of those.
 
     python -m benchmarks.advice --only "waiting, one collector"
-    python -m benchmarks.advice --seconds 15 --output /tmp/advice.json     a quick look, which renews nothing
+    python -m benchmarks.advice --share 0.5 --output /tmp/advice.json     shorter runs: a quick look, which renews nothing
 
-Throughput is in batches per second after the first tenth of the trains. The runs are left in runs/advice_bench.
+Throughput is in batches per second after the first tenth of the trains. All runs of a configuration make as many trains, since
+collects change as a run goes on: caches fill, and the agent plays other moves. The runs are left in runs/advice_bench.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ FOLDER = ROOT / "runs" / "advice_bench"
 MBPO = ROOT / "zoo" / "mbpo" / "train.py"
 WAITING, COMPUTING, RECOMMENDED = 0.15, 0.25, 0.95
 DEGREES = (0, 1, 2, 4, 8)
-scale = 1.0  # of every run's length; --seconds changes it
+share = 1.0  # of every run's length
 
 # A collect waits 25 times 10 ms, about as long as its 50 updates take.
 MBPO_WORK = (
     "--num_envs", "8", "--num_steps_per_env", "25", "--step_seconds", "0.01", "--updates_per_step", "0.25",
-    "--torch_threads", "1", "--device", "cpu", "--max_steps", "0", "--eval_every", "0", "--checkpoint_every", "0",
+    "--torch_threads", "1", "--device", "cpu", "--eval_every", "0", "--checkpoint_every", "0",
     "--report", "false",
 )  # fmt: skip
 PRIORZERO = (
@@ -63,8 +64,8 @@ WORLD_MODEL_WORK = (
 class Configuration:
     """What is run: at which setting the run that is advised on, and the settings that are measured."""
 
-    play: Callable[[Path, Setting, float], None]
-    seconds: float
+    play: Callable[[Path, Setting, int], None]
+    trains: int
     advised: Setting
     measured: tuple[Setting, ...]
     limit: float
@@ -82,59 +83,57 @@ def run(folder: Path, words: Sequence[str]) -> None:
         raise SystemExit(f"a run ended with code {done.returncode}; its log is {log}")
 
 
-def play_mbpo(folder: Path, setting: Setting, seconds: float) -> None:
+def play_mbpo(folder: Path, setting: Setting, trains: int) -> None:
     """The batch trainer, or the synchronous one; one process each, whatever the degree."""
     queue = (
         ("--trainer", "batch", "--batch_queue_size", str(setting.degree)) if setting.degree else ("--trainer", "sync")
     )
-    run(folder, [str(MBPO), *MBPO_WORK, *queue, "--max_seconds", f"{seconds:g}"])
+    run(folder, [str(MBPO), *MBPO_WORK, *queue, "--max_steps", str(200 * trains)])
 
 
-def play_priorzero(
-    folder: Path, setting: Setting, seconds: float, work: Sequence[str], more: Sequence[str] = ()
-) -> None:
+def play_priorzero(folder: Path, setting: Setting, trains: int, work: Sequence[str], more: Sequence[str] = ()) -> None:
     """PriorZero; every run starts from the same valid actions, found by a run before the first: they cost more than all else."""
     warm = folder.with_name("warm-actions.sqlite")
     own = folder.with_name(folder.name + "-actions.sqlite")
     if not warm.is_file():
-        _priorzero(folder.with_name("warm"), Setting(0, 1), seconds, work, more, warm)
+        _priorzero(folder.with_name("warm"), Setting(0, 1), trains, work, more, warm)
     shutil.copy(warm, own)
-    _priorzero(folder, setting, seconds, work, more, own)
+    _priorzero(folder, setting, trains, work, more, own)
 
 
 def _priorzero(
-    folder: Path, setting: Setting, seconds: float, work: Sequence[str], more: Sequence[str], actions: Path
+    folder: Path, setting: Setting, trains: int, work: Sequence[str], more: Sequence[str], actions: Path
 ) -> None:
-    settings = [*PRIORZERO, *work, f"run_config.max_seconds={seconds:g}", f"env_config.valid_action_store={actions}"]
+    settings = [*PRIORZERO, *work, f"run_config.max_iter={trains}", f"env_config.valid_action_store={actions}"]
     words = [word for one in settings for word in ("--set", one)]
     how = ["--off_policy_degree", str(setting.degree), "--num_collectors", str(setting.collectors)]
     run(folder, [str(ENTRY), *more, *how, *words])
 
 
-def play_llm(folder: Path, setting: Setting, seconds: float) -> None:
+def play_llm(folder: Path, setting: Setting, trains: int) -> None:
     """With a language model that is waited for."""
     from zoo.jericho.priorzero.engines.smollm2 import model_folder
 
     model = model_folder("")
     with latency_server(model, LATENCY) as url:
-        play_priorzero(folder, setting, seconds, LLM_WORK, ("--llm", model, "--llm_engine", "vllm", "--llm_url", url))
+        play_priorzero(folder, setting, trains, LLM_WORK, ("--llm", model, "--llm_engine", "vllm", "--llm_url", url))
 
 
-def play_world_model(folder: Path, setting: Setting, seconds: float) -> None:
+def play_world_model(folder: Path, setting: Setting, trains: int) -> None:
     """Without a language model: everything computes."""
-    play_priorzero(folder, setting, seconds, WORLD_MODEL_WORK)
+    play_priorzero(folder, setting, trains, WORLD_MODEL_WORK)
 
 
 CONFIGURATIONS = {
     "waiting, one collector": Configuration(
-        play_mbpo, 35.0, Setting(2, 1), tuple(Setting(degree, 1) for degree in DEGREES), WAITING
+        play_mbpo, 100, Setting(2, 1), tuple(Setting(degree, 1) for degree in DEGREES), WAITING
     ),
     "waiting, several collectors": Configuration(
-        play_llm, 40.0, Setting(4, 2),
+        play_llm, 40, Setting(4, 2),
         (Setting(0, 1), Setting(1, 1), Setting(2, 2), Setting(4, 2), Setting(8, 1), Setting(8, 2), Setting(8, 4)), WAITING,
     ),
     "computing": Configuration(
-        play_world_model, 50.0, Setting(2, 1), tuple(Setting(degree, 1) for degree in DEGREES), COMPUTING
+        play_world_model, 30, Setting(2, 1), tuple(Setting(degree, 1) for degree in DEGREES), COMPUTING
     ),
 }  # fmt: skip
 
@@ -159,7 +158,8 @@ def found(name: str) -> Found:
     place = FOLDER / name.replace(",", "").replace(" ", "-")
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    one.play(place / "advised", one.advised, scale * one.seconds)
+    trains = round(share * one.trains)
+    one.play(place / "advised", one.advised, trains)
     most = max(setting.collectors for setting in one.measured)
     request = parse([str(place / "advised"), "--degrees", ",".join(map(str, DEGREES)), "--collectors", str(most)])
     advised = advised_of(request)
@@ -169,7 +169,7 @@ def found(name: str) -> Found:
     measured = {}
     for setting in sorted({*one.measured, advice.chosen.setting}):
         folder = place / f"degree-{setting.degree}-collectors-{setting.collectors}"
-        one.play(folder, setting, scale * one.seconds)
+        one.play(folder, setting, trains)
         measured[setting] = read_run(folder).batches
         print(f"  {tuple(setting)}: predicted {predicted[setting]:.3f}, measured {measured[setting]:.3f}", flush=True)
     (place / "found.json").write_text(
@@ -208,14 +208,13 @@ GROUPS = {name: lambda name=name: bars(name) for name in CONFIGURATIONS}
 
 
 def main() -> int:
-    """Measure and write the table. `--seconds` is the length of the shortest runs; the others keep their proportion."""
-    global scale
+    """Measure and write the table. `--share` makes every run shorter."""
+    global share
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--share", type=float, default=1.0)
     own, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    if own.seconds is not None:
-        scale = own.seconds / min(one.seconds for one in CONFIGURATIONS.values())
+    share = own.share
     return run_bars("Advice", GROUPS, OUTPUT, PAGE)
 
 
