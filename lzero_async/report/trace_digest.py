@@ -62,6 +62,8 @@ class Digest:
     collects: list[int] = field(default_factory=lambda: [0] * BINS)
     trains: list[int] = field(default_factory=lambda: [0] * BINS)
     staleness: dict[int, int] = field(default_factory=dict)
+    staleness_sum: int = 0
+    staleness_max: int = 0
     levels: dict[str, Level] = field(default_factory=dict)
     eval_seconds: float = 0.0
     eval_in_turn: float = 0.0
@@ -164,8 +166,10 @@ class _Reader:
 
     def _stale(self, staleness: Any) -> None:
         if isinstance(staleness, int):
-            key = staleness_key(staleness)
-            self._found.staleness[key] = self._found.staleness.get(key, 0) + 1
+            found, key = self._found, staleness_key(staleness)
+            found.staleness[key] = found.staleness.get(key, 0) + 1
+            found.staleness_sum += staleness
+            found.staleness_max = max(found.staleness_max, staleness)
 
     def _keep(self, span: Window) -> None:
         found = self._found
