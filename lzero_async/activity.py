@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final, NamedTuple
 
 ACTIVE: Final = "active"
@@ -23,66 +24,88 @@ class RoleActivity(NamedTuple):
 
 
 class _Track:
-    __slots__ = ("active", "begun", "doing", "state", "waiting")
+    """One role. Several threads may work under its name: it is active while one of them is, and waits while none is active."""
+
+    __slots__ = ("begun", "doing", "numbers", "reached", "seconds")
 
     def __init__(self, now: float) -> None:
-        self.state, self.doing, self.begun = IDLE, "", now
-        self.active = self.waiting = 0.0
+        self.reached = self.begun = now  # the time up to which seconds are counted, and when the present state began
+        self.seconds = {ACTIVE: 0.0, WAITING: 0.0, IDLE: 0.0}
+        self.numbers = {ACTIVE: 0, WAITING: 0}
+        self.doing = {ACTIVE: "", WAITING: ""}
+
+    @property
+    def state(self) -> str:
+        return ACTIVE if self.numbers[ACTIVE] else WAITING if self.numbers[WAITING] else IDLE
+
+    def change(self, state: str, by: int, now: float, doing: str | None = None) -> None:
+        """One more, or one less, is in this state."""
+        before = self.state
+        if now > self.reached:
+            self.seconds[before] += now - self.reached
+            self.reached = now
+        self.numbers[state] = max(0, self.numbers[state] + by)
+        if doing is not None:
+            self.doing[state] = doing
+        if self.state != before or by > 0:
+            self.begun = self.reached
 
 
 class Activity:
-    """Keeps the roles' states. Each role is told of by its own thread; anybody may take a snapshot meanwhile, without a lock:
-    it may be a moment old, never torn by more than that."""
+    """Keeps the roles' states; from any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._tracks: dict[str, _Track] = {}
         self._first: float | None = None
-        self._last = 0.0
 
     def enter(self, role: str, doing: str, now: float, state: str = ACTIVE) -> None:
         """The role begins to do something, or, with WAITING, to wait for it."""
-        track = self._tracks.get(role) or self._new(role, now)
-        track.state, track.doing, track.begun = state, doing, now
+        with self._lock:
+            track = self._tracks.get(role) or self._new(role, now)
+            track.change(state, 1, now, doing)
 
-    def leave(self, role: str, start: float, end: float, state: str = ACTIVE) -> None:
-        """What the role did, or waited for, since `start` is over."""
-        track = self._tracks.get(role) or self._new(role, start)
-        if state == ACTIVE:
-            track.active += end - start
-        else:
-            track.waiting += end - start
-        track.state, track.doing, track.begun = IDLE, "", end
-        if end > self._last:
-            self._last = end
+    def leave(self, role: str, now: float, state: str = ACTIVE) -> None:
+        """What the role did, or waited for, is over."""
+        with self._lock:
+            if (track := self._tracks.get(role)) is not None:
+                track.change(state, -1, now)
 
-    def reset(self) -> None:
-        """Forget what was; roles that are at work now are counted from here on when they end."""
-        self._tracks = {}
-        self._first, self._last = None, 0.0
+    def reset(self, now: float) -> None:
+        """Count from zero again; roles that are at work now stay so, and those that are not are forgotten."""
+        with self._lock:
+            kept = {role: track for role, track in self._tracks.items() if track.state != IDLE}
+            for track in kept.values():
+                track.seconds, track.reached, track.begun = dict.fromkeys(track.seconds, 0.0), now, now
+            self._tracks, self._first = kept, now if kept else None
 
     def snapshot(self, now: float) -> tuple[RoleActivity, ...]:
         """Every role that was seen: collectors by number, the learner, others, the evaluator. When nobody is at work, time
         stands still: idle seconds do not grow after a run."""
-        tracks = dict(self._tracks)
-        if self._first is None:
-            return ()
-        at_work = any(track.state != IDLE for track in tracks.values())
-        until = now if at_work else max(self._last, self._first)
-        whole = until - self._first
-        found = []
-        for role in sorted(tracks, key=rank):
-            track = tracks[role]
-            state, doing, since = track.state, track.doing, max(0.0, until - track.begun)
-            active = track.active + (since if state == ACTIVE else 0.0)
-            waiting = track.waiting + (since if state == WAITING else 0.0)
-            idle = max(0.0, whole - active - waiting)
-            found.append(RoleActivity(role, state, doing, since, active, waiting, idle))
-        return tuple(found)
+        with self._lock:
+            first, tracks = self._first, self._tracks
+            if first is None:
+                return ()
+            if all(track.state == IDLE for track in tracks.values()):
+                now = max(track.reached for track in tracks.values())
+            return tuple(self._seen(role, tracks[role], first, now) for role in sorted(tracks, key=rank))
+
+    @staticmethod
+    def _seen(role: str, track: _Track, first: float, now: float) -> RoleActivity:
+        state = track.state
+        seconds = dict(track.seconds)
+        seconds[state] += max(0.0, now - track.reached)
+        active, waiting = seconds[ACTIVE], seconds[WAITING]
+        idle = max(0.0, now - first - active - waiting)
+        return RoleActivity(
+            role, state, track.doing.get(state, ""), max(0.0, now - track.begun), active, waiting, idle
+        )  # fmt: skip
 
     def _new(self, role: str, now: float) -> _Track:
         if self._first is None or now < self._first:
             self._first = now
-        return self._tracks.setdefault(role, _Track(now))
+        track = self._tracks[role] = _Track(now)
+        return track
 
 
 def rank(role: str) -> tuple[int, int, str]:

@@ -9,6 +9,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -24,7 +25,7 @@ from lzero_async.metrics_server import MetricsServer
 from lzero_async.parcels import Parcel
 from lzero_async.progress import Progress
 from lzero_async.records import Records
-from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, REPORT, write_json
+from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, REPORT, TRACE, write_json
 from lzero_async.summary import machine, versions, write_summary
 from lzero_async.types import Batch, EvalContext, EvalResult, RunResult, StopSignal
 from lzero_async.utilisation import QueueUse, Use, Utilisation, UtilisationSample, use_of
@@ -33,6 +34,7 @@ from lzero_async.view import Progressed, View, seconds_left
 KEPT_EVALUATIONS: Final = 10_000
 KEPT_VERSIONS: Final = 1_000
 SHOWN_WARNINGS: Final = 5
+SECONDS: Final = "seconds"  # the count of a limit in time
 SCORES: Final = ("mean_return", "min_return", "max_return", "mean_length")
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,9 @@ def carry_through(
         write_json(application.folder / "options.json", application.options)
         try:
             result = application.run()
-        except Exception:
+        except Exception as error:
+            application.ended_by = f"a failure: {error!r}"
+            application.summarise()
             if application.last_checkpoint.is_file():
                 print(f"\ngo on from the last checkpoint with: --resume {application.folder}", file=sys.stderr)
             raise
@@ -73,7 +77,7 @@ def carry_through(
         application.progress.clear()
         application.coordinator.print_statistics()
         application.ended_by = reason
-        application.write_summary()
+        application.summarise()
         report(final, reason)
         if interrupted:
             print(f"go on with: --resume {application.folder}")
@@ -127,6 +131,9 @@ class Application(ABC):
         self._roles_used: dict[str, Use] | None = None  # when the run was over
         self._used_before: dict[tuple[str, int], Use] = {}  # by the roles when the run began, by process
         self._batches, self._batch_bytes = 0, 0
+        self._counted_before: dict[str, float] = {}  # when this part of the run began
+        self.earlier_seconds = 0.0  # of the run before its last resume
+        self._said: set[str] = set()  # what of the watching has failed
         self._scalars = AsyncScalars(records, self.view, self._own_scalars)
         self.metrics_server: MetricsServer | None = None  # while somebody may ask it
 
@@ -176,6 +183,8 @@ class Application(ABC):
         """Train until a limit is reached; save the last and the best checkpoint on the way."""
         self._started, self._began = time.monotonic(), datetime.now(timezone.utc)
         self._gone = self._roles_used = None
+        self._counted_before = {count.name: count.value for count in self._progressed().counts if count.name != SECONDS}
+        self._begin_trace()
         self._serve_metrics()
         self.kept.begin()
         use = Utilisation()
@@ -195,9 +204,8 @@ class Application(ABC):
             self._gone = self.gone
             self.progress.clear()
             self._used, self._roles_used = use.sample(), self._use_of_roles()
-            if hasattr(self, "coordinator"):
-                self._write_if_possible("the last scalars", lambda: self._scalars.record(now=True))
-                self._write_if_possible("the summary", self.write_summary)
+            self._watch("the last scalars", lambda: self._scalars.record(now=True))
+            self.summarise()
 
     def _train(self, batch: Batch) -> Any:
         self.queue.look(self.coordinator.shell.gate)
@@ -210,7 +218,7 @@ class Application(ABC):
 
     def _after_train(self) -> None:
         self._raise_unwritten()
-        self._scalars.record()
+        self._watch("the scalars", self._scalars.record)
         self._trained()
 
     def _serve_metrics(self) -> None:
@@ -219,6 +227,17 @@ class Application(ABC):
         if port and self.metrics_server is None:
             self.metrics_server = MetricsServer(port, self.view, pids=self._pids)
             self.progress.note(f"metrics for Prometheus: {self.metrics_server.address}")
+
+    def progressed(self) -> Progressed:
+        """How far the run is, and where each count was when this part of it began."""
+        found, before = self._progressed(), self._counted_before
+        return replace(
+            found, counts=tuple(count._replace(before=before.get(count.name, 0.0)) for count in found.counts)
+        )
+
+    def _seconds_now(self) -> float:
+        """Seconds of the run until now, those before a resume included."""
+        return self.earlier_seconds + time.monotonic() - self._started
 
     @property
     def gone(self) -> float:
@@ -229,7 +248,7 @@ class Application(ABC):
 
     def view(self) -> View:
         """What there is to see now; from any thread."""
-        gone, progressed = self.gone, self._progressed()
+        gone, progressed = self.gone, self.progressed()
         return View(
             **vars(progressed),
             title=self._title(),
@@ -256,7 +275,7 @@ class Application(ABC):
         seen = self.view()
         names = ("steps", "seconds", "score", "low", "high", "name", "version")
         evaluations = [{name: row.get(name) for name in names} for row in self._evaluations()]
-        counted = [count for count in seen.counts if count.name != "seconds"]
+        counted = [count for count in seen.counts if count.name != SECONDS]
         write_summary(
             self.folder,
             {
@@ -265,6 +284,7 @@ class Application(ABC):
                 "command": sys.argv,
                 "began": self._began.isoformat(timespec="seconds"),
                 "seconds": seen.gone,
+                "earlier_seconds": self.earlier_seconds,
                 "ended_by": self.ended_by,
                 "versions": versions(),
                 "machine": machine(),
@@ -285,11 +305,20 @@ class Application(ABC):
             },
         )  # fmt: skip
 
-    def _write_if_possible(self, what: str, write: Callable[[], object]) -> None:
+    def summarise(self) -> None:
+        """Write summary.json anew; a failure is logged."""
+        self._watch("the summary", self.write_summary)
+
+    def _watch(self, what: str, look: Callable[[], object]) -> None:
+        """Do what only watches: a failure of it is logged, once, and never ends a run."""
         try:
-            write()
-        except OSError as error:  # a full disk: what ends the run is said elsewhere
-            log.warning("%s cannot be written: %s", what, error)
+            look()
+        except Exception as error:
+            if what not in self._said:
+                self._said.add(what)
+                log.warning(
+                    "%s cannot be written (%r); the run goes on", what, error, exc_info=not isinstance(error, OSError)
+                )
 
     def write_report(self) -> None:
         """Write report.html if it is wanted, once the trace is complete. The run is over: what fails here is only logged."""
@@ -337,16 +366,16 @@ class Application(ABC):
         """The options of lzero_async.options.WATCHING."""
         return self.options
 
-    def _trace_file(self) -> Path | None:
-        """Where the trace goes; that of an earlier part of the run is kept under another name. None: no trace."""
-        if not self._watching().trace:
-            return None
-        path, number = self.folder / "trace.json", 1
-        while (kept := path.with_name(f"trace-{number}.json")).exists():
+    def _begin_trace(self) -> None:
+        """Keep the trace of an earlier part of the run under another name, and begin a new one if one is wanted."""
+        path, number = self.folder / TRACE, 1
+        while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
             number += 1
         if path.exists():
             path.replace(kept)
-        return path
+        if self._watching().trace:
+            self.coordinator.start_trace(path)
+            self._locate()
 
     def _build_or_close(self, build: Callable[[], None]) -> None:
         """Build the run; if that fails, what was started ends with it."""
@@ -390,11 +419,12 @@ class Application(ABC):
         """Have the learner write the last checkpoint: `state`, the coordinator's, the waiting batches and its own."""
         coordinator = self.coordinator.state_dict(with_batches=True)  # once: a collector may commit at any moment
         waiting = coordinator.pop("batches")
+        state = {**state, "coordinator": coordinator, "seconds": self.earlier_seconds + self.gone}
         self._unsaved = True
-        self.learner.call("save", str(self.last_checkpoint), {**state, "coordinator": coordinator}, waiting, *more)
+        self.learner.call("save", str(self.last_checkpoint), state, waiting, *more)
         self._unsaved = False
         self._records.flush()
-        self.write_summary()
+        self.summarise()
         return self.last_checkpoint
 
     def _save_after(self, error: Exception) -> None:
@@ -472,7 +502,7 @@ class ScoredApplication(Application):
             version, weights, options.eval_episodes, stop=stop, max_restarts=options.max_restarts,
             restart_backoff=options.restart_backoff,
         )  # fmt: skip
-        row |= {**self._at.get(version, self._now()), "seconds_at": time.monotonic() - self._started}
+        row |= {**self._at.get(version, self._now()), "seconds_at": self._seconds_now()}
         del row["returns"]
         self.history = [*self.history, row][-KEPT_EVALUATIONS:]
         self._records.scalars({f"evaluator/{name}": row[name] for name in SCORES}, row[self.axis])

@@ -37,19 +37,13 @@ def values(view: View, before: View | None = None) -> dict[str, float]:
     statistics = view.statistics
     found = {name: statistics[name] for name in SAME}
     found |= {name: statistics[key] for name, key in OTHERS.items()}
-    found["lag_bound"] = lag_bound(view)
+    found["lag_bound"] = statistics["lag_bound"]
     if statistics["sample_age_max"]:  # else no train told the age of its samples
         found |= {name: statistics[name] for name in ("sample_age_mean", "sample_age_max")}
     found |= {f"{name}_fill": share for name, share in view.fills.items() if share is not None}
     found |= {rate_name(name): rate for name, rate in view.rates.items()}
     found |= role_shares(view.roles, () if before is None else before.roles)
     return {f"async/{name}": float(value) for name, value in found.items()}
-
-
-def lag_bound(view: View) -> int:
-    """Batches that may wait: the room of the queue if there is one, else the degree (one at a time at degree 0)."""
-    capacity = view.statistics["queue_capacity"]
-    return int(capacity if capacity is not None else max(1, view.statistics["off_policy_degree"]))
 
 
 def rate_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import re
 import threading
@@ -102,7 +103,17 @@ class Board:
                 bucket_counts=heights, global_step=step,
             )  # fmt: skip
 
+    def _ended(self) -> bool:
+        """Whether the writer's thread has died, as it does when a disk refuses; then what is added would wait for ever."""
+        if self._writer is None:
+            return False
+        events = getattr(self._writer.file_writer, "event_writer", None)
+        thread = getattr(events, "_worker", None)
+        return thread is not None and not thread.is_alive()
+
     def _open(self) -> Any:
+        if self._ended():
+            raise OSError(errno.EIO, "TensorBoard's writer has ended after an error", str(self._folder))
         if self._writer is None:
             writer = importlib.import_module("tensorboardX").SummaryWriter
             self._writer = writer(str(self._folder), purge_step=self.purge)
@@ -111,13 +122,13 @@ class Board:
     def flush(self) -> None:
         """Put on disk what was written."""
         with self._lock:
-            if self._writer is not None:
+            if self._writer is not None and not self._ended():
                 self._writer.flush()
 
     def close(self) -> None:
         """Write what is left and close the files."""
         with self._lock:
-            if self._writer is not None:
+            if self._writer is not None and not self._ended():
                 self._writer.close()
 
 

@@ -208,12 +208,25 @@ class AsyncTrainingCoordinator:
         if self._trace is not None:
             self._trace.locate(role, pid)
 
-    def trace_span(self, role: str, name: str, start: float, end: float, **details: Any) -> None:
-        """Show work of a role of the application's own in the trace and among the activities; times are of the coordinator's
-        clock."""
-        self.shell.activity.leave(role, start, end)
+    @contextmanager
+    def working(self, role: str, name: str, **details: Any) -> Iterator[dict[str, Any]]:
+        """Show what the block does as work of a role of the application's own, in the trace and among the activities. The
+        details are shown too, and the block may add some."""
+        start = self.clock.now()
+        self.shell.activity.enter(role, name, start)
+        try:
+            yield details
+        finally:
+            end = self.clock.now()
+            self.shell.activity.leave(role, end)
+            if self._trace is not None:
+                self._trace.span(role, name, start, end, **details)
+
+    def start_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace from now on; for whoever could not say where when the coordinator was made."""
         if self._trace is not None:
-            self._trace.span(role, name, start, end, **details)
+            raise ConfigError(f"A trace is written to {self._trace.path} already; leave one of the two out.")
+        self._trace = self.evaluator.trace = TraceWriter(path)
 
     def set_queue_capacity(self, capacity: int) -> None:
         """Change the length of a queue that has one; a shorter one drops what it has no room for."""
@@ -317,7 +330,8 @@ class AsyncTrainingCoordinator:
     def get_statistics(self) -> dict[str, Any]:
         """A snapshot of counts, times (seconds), lag and staleness; the names are listed in docs/statistics.md."""
         with self.shell.lock:
-            return {**self.shell.recorder.snapshot(self.shell.gate), "evals_skipped": self.evaluator.skipped}
+            found = self.shell.recorder.snapshot(self.shell.gate)
+        return {**found, "async_eval": self.enable_async_eval, "evals_skipped": self.evaluator.skipped}
 
     def get_activity(self) -> tuple[RoleActivity, ...]:
         """What each role does now, and its seconds of work, of waiting for the gate and of neither; cheap, from any thread."""
@@ -330,7 +344,7 @@ class AsyncTrainingCoordinator:
     def reset_counters(self) -> None:
         """Count from zero again. What waits, runs or is open goes on; versions do not change."""
         with self.shell.lock:
-            self.shell.activity.reset()
+            self.shell.activity.reset(self.clock.now())
             self.shell.recorder.reset({name: getattr(self.shell.gate, name) for name in COUNTERS})
 
     def state_dict(self, *, with_batches: bool = False) -> dict[str, Any]:

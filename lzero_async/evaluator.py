@@ -33,7 +33,7 @@ class BackgroundEvaluator:
     def __init__(self, shell: GateShell, overlap: str, trace: TraceWriter | None) -> None:
         self._shell = shell
         self._overlap = overlap
-        self._trace = trace
+        self.trace = trace
         self._lock = threading.Lock()
         self._threads = ThreadGroup(shell.clock, "lzero-evaluator")
         self._runner = LoopRunner()
@@ -180,11 +180,11 @@ class BackgroundEvaluator:
         finally:
             self._on_loop = self._future = None
             end = clock.now()
-            self._shell.activity.leave(EVALUATOR, start, end)
+            self._shell.activity.leave(EVALUATOR, end)
         with self._shell.lock:
             self._shell.recorder.ran("eval", start, end)
-        if self._trace is not None:
-            self._trace.span(EVALUATOR, "eval", start, end, version=context.version)
+        if self.trace is not None:
+            self.trace.span(EVALUATOR, "eval", start, end, version=context.version)
         return EvalResult(context.version, value, end - start, context.snapshot), None
 
 

@@ -76,9 +76,7 @@ def _gauges(view: View, recent: View | None, width: int, signs: Signs) -> list[L
     s = view.statistics
     degree, capacity = s.get("off_policy_degree", 0), s.get("queue_capacity")
     bound = f"degree {degree}" if capacity is None else f"queue of {capacity}"
-    room = (
-        max(1, degree) if capacity is None else capacity + 1
-    )  # the batch that is being trained counts, and has left the queue
+    bounded = capacity is None and s.get("staleness_policy") != "allow"
     lag, mean, most = s.get("collect_train_lag", 0), s.get("staleness_mean", 0.0), s.get("staleness_max", 0)
     found: list[tuple[int, str, float | None, str]] = []
     for place, count in enumerate(count for count in view.counts if count.name != TIME):
@@ -87,10 +85,10 @@ def _gauges(view: View, recent: View | None, width: int, signs: Signs) -> list[L
     if any(view.rates.values()):
         rates = ", ".join(f"{_number(value)} {name}" for name, value in view.rates.items())
         found.append((35, "rates", None, rates))
-    found.append((60, "lag", lag / room,
+    found.append((60, "lag", lag / s.get("lag_bound", max(1, degree)),
                   f"{lag} now, mean {s.get('mean_lag', 0.0):.1f}, max {s.get('max_lag', 0)}; {bound}"))  # fmt: skip
-    found.append((55, "staleness", mean / degree if degree > 0 and capacity is None else None,
-                  f"mean {mean:.1f}, max {most}; {bound if capacity is None else 'no bound'}"))  # fmt: skip
+    found.append((55, "staleness", mean / degree if degree > 0 and bounded else None,
+                  f"mean {mean:.1f}, max {most}; {bound if bounded else 'no bound'}"))  # fmt: skip
     labels = min(max(len(label) for _, label, _, _ in found), width // 3)
     bar = min(20, max(0, (width - labels) // 4))
     lines = []

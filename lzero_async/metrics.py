@@ -8,7 +8,7 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from lzero_async.async_scalars import STATES, lag_bound
+from lzero_async.async_scalars import STATES
 from lzero_async.stats import EXACT_STALENESS
 from lzero_async.utilisation import use_of
 from lzero_async.view import View
@@ -60,9 +60,7 @@ class ViewCollector:
             yield CounterMetricFamily(PREFIX + name, text, statistics[key])
         for name, key, text in GAUGES:
             yield GaugeMetricFamily(PREFIX + name, text, statistics[key])
-        yield GaugeMetricFamily(
-            PREFIX + "lag_bound_batches", "What the lag may reach: the queue's room, or the degree.", lag_bound(view)
-        )
+        yield GaugeMetricFamily(PREFIX + "lag_bound_batches", "What the lag may reach.", statistics["lag_bound"])
         yield from _stages(statistics)
         yield _staleness(statistics)
         if statistics["sample_age_max"]:  # else no train told the age of its samples

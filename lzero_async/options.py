@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from lzero_async.config import number_between, one_of, whole_number
 from lzero_async.errors import ConfigError
@@ -237,6 +237,23 @@ def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+
+
+class _ProgramParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:]}; --help explains every option.")
+
+
+def program_parser(prog: str, description: str, usage: str | None = None) -> argparse.ArgumentParser:
+    """A parser for `python -m lzero_async PROG`, with the description as it is written; flags must be whole, and what it cannot
+    read is a ConfigError."""
+    return _ProgramParser(
+        prog=f"python -m lzero_async {prog}",
+        usage=usage,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
 

@@ -20,6 +20,7 @@ ROLE_OUTPUT: Final = ".out"
 LAST_CHECKPOINT: Final = Path("ckpt") / "last.safetensors"
 BEST_CHECKPOINT: Final = LAST_CHECKPOINT.with_name("best.safetensors")
 RESULTS: Final = "results.json"
+TRACE: Final = "trace.json"
 REPORT: Final = "report.html"
 PLACES: Final[dict[str, str | Path]] = {
     "last checkpoint": LAST_CHECKPOINT,
@@ -27,7 +28,7 @@ PLACES: Final[dict[str, str | Path]] = {
     "results": RESULTS,
     "metrics": "metrics.jsonl",
     "TensorBoard": "log",
-    "trace": "trace.json",
+    "trace": TRACE,
     "log": RUN_LOG,
 }
 

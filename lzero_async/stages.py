@@ -20,7 +20,7 @@ from lzero_async.config import real_number
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.gate import Ticket
 from lzero_async.shell import REPLAY, GateShell, MakeWaiter, Parked
-from lzero_async.trace import LEARNER, TraceWriter, collector
+from lzero_async.trace import EVALUATOR, LEARNER, TraceWriter, collector
 from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
 from lzero_async.weights import WeightStore
 
@@ -53,10 +53,13 @@ class Stage:
 
     def began(self) -> None:
         """Tell whoever looks on that the stage is at work."""
-        shell = self.shell
-        shell.activity.enter(self.track, self.name, self.start)
+        self.shell.activity.enter(self.track, self.name, self.start)
         if self.trace is not None:
-            self.trace.counters(self.start, **_counters(shell))
+            self.trace.counters(self.start, **_counters(self.shell))
+
+    def ended(self, now: float) -> None:
+        """Tell whoever looks on that it is not any more."""
+        self.shell.activity.leave(self.track, now)
 
     def context(self) -> Any:
         """What the function gets if it wants it."""
@@ -80,7 +83,7 @@ class Stage:
         end = self.shell.clock.now()
         if self.start < 0:  # interrupted before it began
             self.start = end
-        self.shell.activity.leave(self.track, self.start, end)
+        self.ended(end)
         if self.trace is not None:
             how = "cut off" if isinstance(error, _GIVEN_UP) else "failed"
             self.trace.span(self.track, f"{self.name} {how}", self.start, end, version=self.ticket.version)
@@ -92,13 +95,13 @@ class Stage:
 
     def gave_up(self, parked: Parked) -> None:
         """A wait was interrupted."""
-        self.shell.activity.leave(self.track, parked.since, self.shell.clock.now(), WAITING)
+        self.shell.activity.leave(self.track, self.shell.clock.now(), WAITING)
         self.shell.withdraw(parked)
 
     def waited(self, parked: Parked) -> Ticket:
         """A wait is over: trace it, and return what was granted."""
         end = self.shell.clock.now()
-        self.shell.activity.leave(self.track, parked.since, end, WAITING)
+        self.shell.activity.leave(self.track, end, WAITING)
         if self.trace is not None:
             self.trace.span(self.track, f"wait {parked.kind}", parked.since, end)
             if parked.kind == "commit":
@@ -139,7 +142,7 @@ class CollectStage(Stage):
         shell, ticket = self.shell, self.ticket
         end = shell.clock.now()
         priority = self._ranked(result)
-        shell.activity.leave(self.track, self.start, end)
+        self.ended(end)
         if self.trace is not None:
             self.trace.collect(self.track, self.start, end, ticket.id, ticket.version)
         left = shell.request_commit(ticket, result, self.start, end, make_waiter, priority)
@@ -215,7 +218,7 @@ class TrainStage(Stage):
                         self.trace.published(end, shell.clock.now(), version)
                 published = True
         finally:
-            shell.activity.leave(LEARNER, self.start, shell.clock.now())
+            self.ended(shell.clock.now())
             shell.finish_train(self.start, end, published, self._after, result)
         if self.trace is not None:
             self._show(end, version)
@@ -239,6 +242,7 @@ class TrainStage(Stage):
             self.fail(error)
             return False
         self._retries -= 1
+        self.ended(self.shell.clock.now())
         try:
             self._learner.load_state_dict(self._before or {})
         except BaseException:
@@ -248,10 +252,18 @@ class TrainStage(Stage):
 
 
 class EvalStage(Stage):
-    """An evaluation in the learner's turn."""
+    """An evaluation in the learner's turn: the evaluator is at work, and the learner waits for it."""
 
     name = "eval"
     __slots__ = ()
+
+    def began(self) -> None:
+        self.shell.activity.enter(EVALUATOR, self.name, self.start)
+        self.shell.activity.enter(LEARNER, "wait eval", self.start, WAITING)
+
+    def ended(self, now: float) -> None:
+        self.shell.activity.leave(EVALUATOR, now)
+        self.shell.activity.leave(LEARNER, now, WAITING)
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         return self.shell.request_eval(make_waiter)
@@ -263,7 +275,7 @@ class EvalStage(Stage):
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
         end = self.shell.clock.now()
         self.shell.finish_eval(self.start, end, failed=False)
-        self.shell.activity.leave(LEARNER, self.start, end)
+        self.ended(end)
         if self.trace is not None:
             self.trace.span(LEARNER, "eval", self.start, end, version=self.ticket.version)
         return None
@@ -343,7 +355,7 @@ async def _pause(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
     try:
         await asyncio.wait((parked.waiter.future,), timeout=timeout)
     except GeneratorExit:  # the garbage collector ends a task whose loop is closed; whoever serves it finds that out
-        stage.shell.activity.leave(stage.track, parked.since, stage.shell.clock.now(), WAITING)
+        stage.shell.activity.leave(stage.track, stage.shell.clock.now(), WAITING)
         raise
     except BaseException:
         stage.gave_up(parked)
@@ -363,7 +375,7 @@ def _counters(shell: GateShell) -> dict[str, int]:
 def _forget(stage: Stage) -> None:
     """Under the lock: the coroutine of this stage was thrown away."""
     gate = stage.shell.gate
-    stage.shell.activity.leave(stage.track, stage.start, stage.shell.clock.now())
+    stage.ended(stage.shell.clock.now())
     if isinstance(stage, CollectStage):
         if stage.ticket.id in gate.tickets:
             gate.abandon(stage.ticket.id)

@@ -67,8 +67,8 @@ class Recorder:
     def train_started(self, staleness: int) -> None:
         """A batch of this staleness went into training."""
         sums, counts = self.sums, self.staleness
-        kept = staleness if staleness <= EXACT_STALENESS else 1 << (staleness.bit_length() - 1)
-        counts[kept] = counts.get(kept, 0) + 1
+        key = staleness_key(staleness)
+        counts[key] = counts.get(key, 0) + 1
         sums["staleness"] += staleness
         sums["staleness_runs"] += 1
         if staleness > sums["staleness_max"]:
@@ -101,6 +101,7 @@ class Recorder:
         return {
             "mode": "SYNCHRONOUS" if gate.degree == 0 else "ASYNCHRONOUS",
             "off_policy_degree": gate.degree,
+            "staleness_policy": gate.policy,
             "queue_capacity": gate.capacity,
             "active_collectors": gate.active_collectors,
             "collect_count": self.count(gate, "committed"),
@@ -110,6 +111,7 @@ class Recorder:
             "version": gate.version,
             "open_collects": len(gate.tickets),
             "collect_train_lag": len(gate.waiting),
+            "lag_bound": max(1, gate.degree) if gate.capacity is None else gate.capacity + 1,
             "mean_lag": _ratio(sums["lag"], sums["lag_runs"]),
             "max_lag": int(sums["lag_max"]),
             "collect_avg_time": _ratio(sums["collect_time"], sums["collect_runs"]),
@@ -152,6 +154,11 @@ class Recorder:
             raise ConfigError(f"The saved statistics cannot be read ({error!r}); use another checkpoint.") from error
         self.reset(base)
         self.sums, self.earlier_wall, self.staleness = sums, wall, staleness
+
+
+def staleness_key(staleness: int) -> int:
+    """Where a staleness is counted: at itself, or, above EXACT_STALENESS, at the power of two below it."""
+    return staleness if staleness <= EXACT_STALENESS else 1 << (staleness.bit_length() - 1)
 
 
 def format_box(statistics: Mapping[str, Any]) -> str:

@@ -30,7 +30,10 @@ PACKAGES: Final = (
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write it in one step: whoever reads finds the old one or the new one."""
     new = folder / f"{SUMMARY}.new"
-    new.write_text(json.dumps({"format": FORMAT, **summary}, indent=1, default=_plain) + "\n")
+    lines = [f"{json.dumps(name)}: {json.dumps(value, default=_plain)}" for name, value in summary.items()]
+    new.write_text(
+        "{\n" + ",\n".join([f'"format": {FORMAT}', *lines]) + "\n}\n"
+    )  # a line each: indenting long lists is slow
     new.replace(folder / SUMMARY)
 
 

@@ -141,11 +141,11 @@ class TraceWriter:
                 self._closed = True
 
     def _span(self, track: str, name: str, start: float, end: float, args: dict[str, int]) -> tuple[int, int]:
-        extra = ",".join(f'"{key}":{value}' for key, value in args.items())
+        extra = ",".join(f'"{key}":{value if type(value) is int else _encoded(value)}' for key, value in args.items())
         tid, pid = self._tracks.get(track) or self._new_track(track), self._pids.get(track, 1)
         first, last = _ticks(start), _ticks(end)  # rounded before the length is taken: spans in a row never overlap
         self._pending.append(
-            f'{{"name":"{name}","ph":"X","pid":{pid},"tid":{tid},"ts":{first / 10:.1f},"dur":{(last - first) / 10:.1f},'
+            f'{{"name":{_quoted(name)},"ph":"X","pid":{pid},"tid":{tid},"ts":{first / 10:.1f},"dur":{(last - first) / 10:.1f},'
             f'"args":{{{extra}}}}}'
         )
         return pid, tid
@@ -191,6 +191,15 @@ class TraceWriter:
 def _ticks(seconds: float) -> int:
     """Tenths of a microsecond. Spans and arrows are rounded in this one way, or an arrow would miss the span it starts with."""
     return round(seconds * 1e7)
+
+
+@lru_cache(maxsize=4096)
+def _quoted(name: str) -> str:
+    return json.dumps(name)
+
+
+def _encoded(value: Any) -> str:
+    return json.dumps(value, default=lambda item: getattr(item, "item", lambda: str(item))())
 
 
 def _metadata(kind: str, pid: int, tid: int, name: str) -> str:

@@ -150,8 +150,8 @@ def use_of(pids: Mapping[str, int]) -> dict[str, Use]:
 
 def _queued_seconds(pids: Iterable[int]) -> float | None:
     """Seconds that the threads of these processes waited for a core."""
-    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     try:
+        files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
         return sum(int(file.read_text().split()[1]) for file in files) / 1e9 if files else None
     except (OSError, ValueError, IndexError):  # a thread ended meanwhile, or the kernel does not count this
         return None

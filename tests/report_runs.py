@@ -52,6 +52,7 @@ def roles(
     learner: tuple[float, float, float],
     evaluator: tuple[float, float, float] | None = (0.05, 0.0, 0.95),
     seconds: float = 60.0,
+    restarts: dict[str, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of active, waiting and idle shares."""
     rows = [("collector 0", collectors), ("collector 1", collectors), ("learner", learner)]
@@ -59,7 +60,7 @@ def roles(
     return [
         {
             "role": role, "active": active * seconds, "waiting": waiting * seconds, "idle": idle * seconds,
-            "cpu_seconds": 12.5, "memory_bytes": 300_000_000, "restarts": 0,
+            "cpu_seconds": 12.5, "memory_bytes": 300_000_000, "restarts": (restarts or {}).get(role, 0),
         }
         for role, (active, waiting, idle) in rows
     ]  # fmt: skip

@@ -19,26 +19,85 @@ def test_states_and_seconds_by_hand() -> None:
     assert activity.snapshot(5.0) == ()
     activity.enter("learner", "wait train", 10.0, WAITING)
     activity.enter("collector 1", "collect", 10.0)
-    activity.leave("learner", 10.0, 13.0, WAITING)
+    activity.leave("learner", 13.0, WAITING)
     activity.enter("learner", "train", 13.0)
     collector, learner = activity.snapshot(14.0)
     assert collector == ("collector 1", "active", "collect", 4.0, 4.0, 0.0, 0.0)
     assert learner == ("learner", "active", "train", 1.0, 1.0, 3.0, 0.0)
-    activity.leave("learner", 13.0, 15.0)
-    activity.leave("collector 1", 10.0, 16.0)
+    activity.leave("learner", 15.0)
+    activity.leave("collector 1", 16.0)
     learner = activity.snapshot(99.0)[1]
     assert learner == ("learner", "idle", "", 1.0, 2.0, 3.0, 1.0)  # time stands still after the last end
-    activity.reset()
+    activity.leave("nobody", 17.0)
+    activity.reset(20.0)
     assert activity.snapshot(100.0) == ()
+
+
+def test_several_threads_under_one_name_are_one_role_that_works_while_one_of_them_does() -> None:
+    activity = Activity()
+    activity.enter("collector 0", "collect", 0.0)
+    activity.enter("collector 0", "collect", 1.0)
+    activity.enter("collector 0", "wait collect", 1.0, WAITING)
+    activity.leave("collector 0", 3.0)
+    assert activity.snapshot(4.0)[0][1:6] == ("active", "collect", 3.0, 4.0, 0.0)
+    activity.leave("collector 0", 5.0)
+    assert activity.snapshot(7.0)[0][1:6] == ("waiting", "wait collect", 2.0, 5.0, 2.0)
+    activity.leave("collector 0", 8.0, WAITING)
+    assert activity.snapshot(9.0)[0][4:] == (5.0, 3.0, 0.0)
+
+
+def test_who_is_at_work_when_counting_begins_anew_stays_so() -> None:
+    activity = Activity()
+    activity.enter("learner", "train", 0.0)
+    activity.enter("collector 0", "collect", 0.0)
+    activity.leave("collector 0", 1.0)
+    activity.reset(2.0)
+    assert activity.snapshot(5.0) == (("learner", "active", "train", 3.0, 3.0, 0.0, 0.0),)
 
 
 def test_roles_come_collectors_first_by_number_and_the_evaluator_last() -> None:
     activity = Activity()
     for role in ("evaluator", "rollouts", "collector 10", "learner", "collector 2"):
-        activity.leave(role, 0.0, 1.0)
+        activity.enter(role, "work", 0.0)
     assert [one.role for one in activity.snapshot(1.0)] == [
         "collector 2", "collector 10", "learner", "rollouts", "evaluator",
     ]  # fmt: skip
+
+
+def test_a_role_of_the_applications_own_is_seen_while_it_works_and_its_sums_never_fall(tmp_path: Path) -> None:
+    with (
+        VirtualClock() as clock,
+        AsyncTrainingCoordinator(1, clock=clock, trace=tmp_path / "trace.json") as coordinator,
+    ):
+        with coordinator.working("rollouts", 'roll "a"', version=3) as shown:
+            clock.sleep(2.0)
+            at_work = coordinator.get_activity()[0]
+            shown["rows"] = "many"
+        after = coordinator.get_activity()[0]
+    assert at_work == ("rollouts", "active", 'roll "a"', 2.0, 2.0, 0.0, 0.0)
+    assert (after.state, after.active, after.idle) == ("idle", 2.0, 0.0)
+    span = next(e for e in read_trace(tmp_path / "trace.json") if e["ph"] == "X")
+    assert (span["name"], span["dur"], span["args"]) == ('roll "a"', 2e6, {"version": 3, "rows": "many"})
+
+
+def test_a_train_that_is_tried_again_is_at_work_once() -> None:
+    with VirtualClock() as clock:
+        learner = FakeLearner(clock, 1.0, fail_at={0})
+        with AsyncTrainingCoordinator(1, train_retries=1, learner=learner, clock=clock) as coordinator:
+            coordinator.run(FakeCollector(clock, 1.0), learner, max_train=2, print_statistics=False)
+            learned = next(one for one in coordinator.get_activity() if one.role == "learner")
+    assert learned.state == "idle" and learned.active == pytest.approx(3.0)
+
+
+def test_an_evaluation_in_the_learners_turn_is_the_evaluators_work_and_the_learner_waits() -> None:
+    with VirtualClock() as clock:
+        learner = FakeLearner(clock, 1.0)
+        with AsyncTrainingCoordinator(1, get_weights=learner.get_weights, clock=clock) as coordinator:
+            coordinator.run(FakeCollector(clock, 1.0), learner, FakeEvaluator(clock, 4.0), eval_every=2, max_train=4)
+            roles = {one.role: one for one in coordinator.get_activity()}
+            assert coordinator.get_statistics()["async_eval"] is False
+    assert roles["evaluator"].active == pytest.approx(8.0) and roles["learner"].active == pytest.approx(4.0)
+    assert roles["learner"].waiting == pytest.approx(8.0 + 1.0)  # and for the first batch
 
 
 def test_a_run_is_active_waiting_and_nothing_else() -> None:
@@ -76,9 +135,10 @@ def test_who_is_looked_at_meanwhile_is_at_work() -> None:
     with AsyncTrainingCoordinator(1) as coordinator:
         coordinator.run_collect(lambda: seen.append(coordinator.get_activity()[0]))
         coordinator.run_train(lambda: seen.append(coordinator.get_activity()[1]))
-        coordinator.run_eval(lambda: seen.append(coordinator.get_activity()[1]))
+        coordinator.run_eval(lambda: seen.extend(coordinator.get_activity()[1:]))
     assert [(one.role, one.state, one.doing) for one in seen] == [
-        ("collector 0", "active", "collect"), ("learner", "active", "train"), ("learner", "active", "eval"),
+        ("collector 0", "active", "collect"), ("learner", "active", "train"), ("learner", "waiting", "wait eval"),
+        ("evaluator", "active", "eval"),
     ]  # fmt: skip
 
 

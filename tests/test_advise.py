@@ -170,6 +170,16 @@ def test_degrees_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["degree"] for row in found["rows"]} == {0, 1, 2, 4}
 
 
+def test_nothing_is_said_of_degrees_that_were_not_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "--collect", 2, "--train", 2, "--cores", 8, "--degrees", "0")
+    assert "Only degree 0 was tried" in found["reason"]
+
+
+def test_the_highest_settings_can_be_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "--collect", 2, "--train", 2, "--cores", 8, "--degrees", "1024", "--collectors", 2)
+    assert [row["batches_per_second"] for row in found["rows"]] == [pytest.approx(0.5, rel=0.1)] * 2
+
+
 def test_the_smallest_degree_near_the_best_is_recommended() -> None:
     def row(degree: int, collectors: int, batches: float) -> Row:
         return Row(Setting(degree, collectors), batches, 0, 0, 0, 0, 0, 0)
@@ -252,6 +262,21 @@ def test_of_a_resumed_run_the_part_with_the_trace_counts(tmp_path: Path, capsys:
         summary["statistics"][name] *= 10
     path.write_text(json.dumps(summary))
     assert told(capsys, folder)["stages"]["train"]["cpu_seconds"] == pytest.approx(0.9, rel=0.05)
+
+
+def test_of_a_run_that_was_killed_what_came_before_its_last_summary_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of its CPU time is known, of half of its trains."""
+    folder = play(tmp_path / "run", 2)
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    before = told(capsys, folder)["stages"]["train"]["cpu_seconds"]
+    summary |= {"ended_by": None, "seconds": summary["seconds"] / 2}
+    for row in summary["roles"]:
+        row["cpu_seconds"] = None if row["cpu_seconds"] is None else row["cpu_seconds"] / 2
+    path.write_text(json.dumps(summary))
+    assert told(capsys, folder)["stages"]["train"]["cpu_seconds"] == pytest.approx(before, rel=0.1)
 
 
 def test_other_programs_are_taken_out_of_the_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -518,7 +543,12 @@ def test_the_spread_of_episodes_follows_from_the_longest() -> None:
     [
         ([], ["--collect is missing", "give the folder of a run"]),
         (["--collect", "1"], ["--train is missing"]),
-        (["--collect", "0", "--train", "1"], ["collect is 0", "above 0"]),
+        (["--collect", "0", "--train", "1"], ["collect is 0"]),
+        (["--collect", "1e-320", "--train", "1"], ["collect is 1e-320"]),
+        (["--collect", "1", "--train", "1", "--degrees", "2999"], ["degrees is '2999'", "up to 1024"]),
+        (["--collect", "1", "--train", "1", "--degrees", "²"], ["degrees is '²'"]),
+        (["--collect", "1", "--train", "1", "--max_degree", "100000000"], ["max_degree is 100000000", "1024"]),
+        (["--collect", "1", "--train", "1", "--collectors", "5000"], ["collectors is 5000", "1024"]),
         (["--collect", "1", "--train", "1", "--cores", "-1"], ["cores is -1"]),
         (["--collect", "1", "--train", "1", "--degrees", "1,x"], ["degrees is '1,x'", "0,1,2,4"]),
         (["--collect", "1", "--train", "1", "--async_eval"], ["--async_eval is given", "--eval"]),

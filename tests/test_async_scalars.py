@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import async_scalars
+from lzero_async import AsyncTrainingCoordinator, async_scalars
 from lzero_async.activity import RoleActivity
 from lzero_async.async_scalars import AsyncScalars, role_kind, role_shares, staleness_since, values
 from lzero_async.board import Board, buckets, layout
@@ -64,10 +64,24 @@ def test_a_run_without_replayed_samples_has_no_age_of_them() -> None:
     assert not [name for name in values(sample_view(sample_age_max=0.0, sample_age_mean=0.0)) if "age" in name]
 
 
-@pytest.mark.parametrize(("degree", "capacity", "bound"), [(0, None, 1), (3, None, 3), (3, 7, 7)])
+@pytest.mark.parametrize(("degree", "capacity", "bound"), [(0, None, 1), (3, None, 3), (3, 7, 8)])
 def test_the_lag_s_bound(degree: int, capacity: int | None, bound: int) -> None:
-    found = values(sample_view(off_policy_degree=degree, queue_capacity=capacity))
+    """A queue's capacity does not count the batch that is being trained."""
+    more = {} if capacity is None else {"queue_capacity": capacity, "staleness_policy": "drop"}
+    with AsyncTrainingCoordinator(degree, **more) as coordinator:
+        found = values(sample_view(**coordinator.get_statistics()))
     assert (found["async/lag_bound"], found["async/degree"]) == (bound, degree)
+
+
+def test_a_lag_never_passes_its_bound() -> None:
+    lags = []
+    with AsyncTrainingCoordinator(3, queue_capacity=2, staleness_policy="allow", num_collectors=3) as coordinator:
+        coordinator.run(
+            lambda context: None, lambda batch: lags.append(coordinator.collect_train_lag), max_train=200,
+            print_statistics=False,
+        )  # fmt: skip
+        statistics = coordinator.get_statistics()
+    assert max(lags) <= statistics["max_lag"] <= statistics["lag_bound"] == 3
 
 
 def role(name: str, active: float, waiting: float, idle: float) -> RoleActivity:

@@ -133,7 +133,9 @@ def test_a_role_that_was_not_there_yet() -> None:
 
 
 def test_a_queue_bounds_the_lag_and_not_the_staleness() -> None:
-    text = render_text(at(130.0, statistics=STATISTICS | {"queue_capacity": 7, "collect_train_lag": 4}), None, 79, 18)
+    text = render_text(
+        at(130.0, statistics=STATISTICS | {"queue_capacity": 7, "lag_bound": 8, "collect_train_lag": 4}), None, 79, 18
+    )
     assert "lag               ████████······· 4 now, mean 1.2, max 4; queue of 7\n" in text
     assert "staleness                         mean 1.2, max 3; no bound\n" in text
 

@@ -127,6 +127,8 @@ def test_a_bound_that_is_none_is_not_judged(tmp_path: Path) -> None:
     late = statistics(staleness_counts={"9": 1}, staleness_max=9)
     for changes, words in (
         ({"options": {"staleness_policy": "allow"}, "statistics": late}, "(off_policy_degree 2)."),
+        ({"statistics": late | {"staleness_policy": "allow"}}, "(off_policy_degree 2)."),
+        ({"statistics": late | {"staleness_policy": "drop"}}, "(off_policy_degree 2, exceeded)."),
         ({"statistics": late | {"queue_capacity": 8}}, "(queue of 8)."),
         ({"statistics": late | {"degree_changes": 1}}, "(off_policy_degree 2, exceeded)."),
         ({"statistics": statistics(train_count=0)}, "No batch was trained."),
@@ -134,6 +136,21 @@ def test_a_bound_that_is_none_is_not_judged(tmp_path: Path) -> None:
         page = report(write_run(tmp_path / "one", **changes), out=tmp_path / "page.html")
         assert words in page.text
         assert ("bound: degree" in page.text) == ("exceeded" in words or "No batch" in words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound"),
+    [
+        ({"off_policy_degree": 0, "lag_bound": 1}, 1),
+        ({"off_policy_degree": 0}, 1),
+        ({"off_policy_degree": 3}, 3),
+        ({"queue_capacity": 4, "lag_bound": 5}, 5),
+        ({"queue_capacity": 4}, 5),
+    ],
+)
+def test_the_bound_of_the_lag_is_drawn(tmp_path: Path, changes: dict[str, Any], bound: int) -> None:
+    page = report(write_run(tmp_path / "one", statistics=statistics(**changes)), out=tmp_path / "page.html")
+    assert set(re.findall(r"bound: (\d+)", page.text)) == {str(bound)}
 
 
 def test_a_degree_that_changes_is_drawn(tmp_path: Path) -> None:
@@ -173,6 +190,52 @@ def test_a_run_that_was_killed(tmp_path: Path) -> None:
     assert "it is still running, it failed, or it was killed" in page.text
     assert "1 line of metrics.jsonl cannot be read" in page.text
     assert "2 scalars over 20 trains" in page.text
+
+
+def test_a_run_that_was_killed_after_its_first_checkpoint(tmp_path: Path) -> None:
+    """The trace knows of 60 s and 20 trains, the summary of the first moment only."""
+    nothing = statistics(train_count=0, collect_count=0, staleness_counts={}, staleness_mean=0.0, staleness_max=0, mean_lag=0.0,
+                         max_lag=0, wall_time=0.0, failed=0, restarts=0)  # fmt: skip
+    rows = roles((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), None, seconds=0.04)
+    early = {"seconds": 0.04, "statistics": nothing, "roles": rows, "evaluations": [], "score": {}, "ended_by": None}
+    run = write_run(tmp_path / "one", **early, counts={"environment steps": 7, "updates": 0})
+    page = report(run, out=tmp_path / "page.html")
+    for words in (
+        "It ran 1 min 4 s and trained on 20 batches (7 environment steps). It has not come to its end",
+        "it is still running, it failed, or it was killed.", "environment steps 7 at the last summary",
+        "batches trained 20 20 collected",
+        "Staleness was 1.85 on average and 2 at most, the lag 2 at most (off_policy_degree 2, kept).",
+        "The learner is the bottleneck", "The last summary was written after 0.04 s, and the trace goes on until 1 min 4 s",
+    ):  # fmt: skip
+        assert words in page.text, words
+    assert "0.04 s and" not in page.text.split("What is missing here")[0]
+
+
+def test_a_summary_that_knows_more_than_the_trace_is_kept(tmp_path: Path) -> None:
+    """A running run whose trace began with its last resume; and one that has ended, whatever its trace says."""
+    more = statistics(train_count=900, collect_count=901)
+    run = write_run(tmp_path / "one", ended_by=None, seconds=100.0, statistics=more)
+    page = report(run, out=tmp_path / "page.html")
+    assert "It ran 1 min 40 s and trained on 900 batches" in page.text and "901 collected" in page.text
+    assert "The last summary was written" not in page.text
+    run = write_run(tmp_path / "two", seconds=1.0, statistics=statistics(train_count=3, collect_count=3))
+    assert "It ran 1.0 s and trained on 3 batches" in report(run, out=tmp_path / "page.html").text
+
+
+def test_a_resumed_run_tells_its_whole_time(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", earlier_seconds=120.0)
+    page = report(run, out=tmp_path / "page.html")
+    assert "It ran 3 min (2 min before its last resume included) and trained on 20 batches" in page.text
+    assert "time 3 min ended by max_env_step" in page.text
+    killed = write_run(tmp_path / "two", earlier_seconds=120.0, seconds=1.0, ended_by=None)
+    assert "It ran 3 min 4 s (2 min before" in report(killed, out=tmp_path / "page.html").text
+
+
+def test_a_run_that_failed_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", ended_by="a failure: RuntimeError('fire')")
+    page = report(run, out=tmp_path / "page.html")
+    assert '<span class="badge warn">failed</span>' in (tmp_path / "page.html").read_text()
+    assert "was ended by a failure: RuntimeError('fire')." in page.text
 
 
 FILES = ("summary.json", "options.json", "metrics.jsonl", "trace.json")
@@ -234,11 +297,39 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
         ([str(tmp_path / "none")], ["none", "holds no run"]),
         ([str(run), str(empty)], [str(empty), "holds no run"]),
         ([str(run), "--out", str(empty)], ["--out", str(empty), "is a folder"]),
-        ([], ["RUN", "--help"]),
+        ([], ["RUN", "--help explains every option"]),
         ([str(run), "--oout", "x"], ["--oout", "--help"]),
+        ([str(run), "--ou", "x"], ["--ou", "--help"]),
     ):
         assert main(["report", *arguments]) == 2
         assert_one_sentence(capsys.readouterr().err, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trace.json", ""), ("trace.json", "["), ("results.json", "{}"), ("results.json", "[]"), ("summary.json", "{"),
+        ("summary.json", '{"format": 1}'), ("summary.json", '{"format": 99, "seconds": 3}'), ("metrics.jsonl", ""),
+        ("metrics.jsonl", "x"),
+    ],
+)  # fmt: skip
+def test_nothing_to_show_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["report", str(tmp_path)]) == 2
+    assert_one_sentence(capsys.readouterr().err, [str(tmp_path), "nothing of a run that can be shown", name])
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_broken_summary_beside_a_trace_is_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one")
+    (run / "summary.json").write_text('{"format": 1, "sec')
+    page = report(run, out=tmp_path / "page.html")
+    missing = page.text.split("What is missing here")[1]
+    assert "summary.json is left out" in missing and "cannot be read" in missing
+    assert "is not there" not in missing and "Neither" not in missing
+    assert "It ran 1 min 4 s and trained on 20 batches." in page.text
 
 
 # -- what files hold may be anything -----------------------------------------------------------------------------------
@@ -406,4 +497,5 @@ def test_the_report_comes_after_everything_is_closed(
     else:
         with pytest.raises(type(error)):
             carry_through(made, None, {}, lambda final, reason: None)  # type: ignore[arg-type]
-    assert made.asked[-2:] == ["close", "write_report"] if written else made.asked == ["close"]
+    assert made.asked[-2:] == ["close", "write_report"] if written else made.asked[-1] == "close"
+    assert ("write_report" in made.asked) == written

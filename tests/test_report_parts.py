@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lzero_async import AsyncTrainingCoordinator
 from lzero_async.errors import ConfigError
 from lzero_async.report.axes import ticks, times
 from lzero_async.report.bottleneck import find_bottleneck
@@ -17,9 +18,12 @@ from lzero_async.report.charts import thin
 from lzero_async.report.command import write_report
 from lzero_async.report.curves import spread, value_at
 from lzero_async.report.markup import html
+from lzero_async.report.material import read_material
 from lzero_async.report.scalars import POINTS, Scalars, read_scalars
 from lzero_async.report.trace_digest import BINS, WINDOW_SPANS, digest
 from lzero_async.report.words import TIMES, UNKNOWN, duration, moment, number, percent, ratio, short, size
+from lzero_async.stats import Recorder
+from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, VirtualClock
 from lzero_async.trace import TraceWriter
 from tests.report_runs import roles, statistics, summary, write_run, write_trace
 
@@ -45,9 +49,17 @@ VERDICTS = [
     ("turns", {"statistics": statistics(**SYNC, collect_total_time=2.0, train_total_time=57.0)}, ["Training is", "95 %"]),
     ("turns", {"statistics": statistics(**SYNC, collect_total_time=20.0, train_total_time=20.0, eval_total_time=18.0)},
      ["evaluating 30 %"]),
-    ("failures", {"roles": roles((0.5, 0.1, 0.4), (0.5, 0.5, 0.0)), "statistics": statistics(failed=30, restarts=12)},
-     ["40 %", "30 failed", "12 restarts"]),
+    ("failures", {"roles": roles((0.5, 0.1, 0.4), (0.5, 0.5, 0.0), restarts={"collector 1": 12, "evaluator": 5}),
+                  "statistics": statistics(failed=30, restarts=17)}, ["40 %", "30 failed collects and 12 restarts;"]),
+    ("failures", {"roles": roles((0.5, 0.1, 0.4), (0.5, 0.5, 0.0)), "statistics": statistics(failed=1, restarts=0)},
+     ["after 1 failed collect;"]),
+    ("none", {"roles": roles((0.5, 0.1, 0.4), (0.5, 0.1, 0.4), restarts={"evaluator": 5}),
+              "statistics": statistics(failed=0, restarts=5)}, ["Nothing stands out"]),
     ("evaluation", {"roles": roles((0.4, 0.6, 0.0), (0.6, 0.05, 0.35), (0.34, 0.0, 0.66))}, ["34 %", "60 %", "background"]),
+    ("evaluation", {"roles": roles((0.4, 0.6, 0.0), (0.6, 0.4, 0.0), (0.34, 0.0, 0.66)),
+                    "statistics": statistics(async_eval=False)}, ["34 %", "60 %", "background"]),
+    ("collectors", {"roles": roles((1.0, 0.0, 0.0), (0.2, 0.8, 0.0), (0.3, 0.0, 0.7)),
+                    "statistics": statistics(async_eval=False)}, ["waited 50 % for batches"]),
     ("learner", {"statistics": statistics(dropped=15), **busy(1.0, 0.9)}, ["75 % of the collected", "97 %", "fewer collectors"]),
     ("cores", {"roles": FINE, **busy(0.96, 0.9)}, ["96 % of 2", "more collectors do not"]),
     ("others", {"roles": FINE, **busy(0.96, 0.4)}, ["96 % of 2 cores", "used 0.8", "alone"]),
@@ -78,6 +90,45 @@ def test_an_evaluation_in_the_background_is_no_bottleneck() -> None:
     assert find_bottleneck(summary(roles=roles((0.6, 0.4, 0.0), (0.97, 0.02, 0.01), (0.9, 0.0, 0.1)))).kind == "learner"
 
 
+def evaluated(
+    background: bool, trace: Path, *, collect: float = 1.0, seconds: float = 6.0, degree: int = 2
+) -> dict[str, Any]:
+    """The summary of a run on the virtual clock with trains of 1 s and an evaluation after every fourth."""
+    with VirtualClock() as clock:
+        learner = FakeLearner(clock, 1.0)
+        with AsyncTrainingCoordinator(
+            degree, background, get_weights=learner.get_weights, clock=clock, trace=trace
+        ) as coordinator:
+            coordinator.run(
+                FakeCollector(clock, collect), learner, FakeEvaluator(clock, seconds), eval_every=4, max_train=40
+            )
+            found, seen = coordinator.get_statistics(), coordinator.get_activity()
+    return {"seconds": clock.now(), "statistics": found, "roles": [{**one._asdict(), "restarts": 0} for one in seen]}
+
+
+def test_evaluations_of_real_runs(tmp_path: Path) -> None:
+    """In the learner's turn they hold the run back, in the background they do not; a trace alone says the same."""
+    for number_, (background, options, kind) in enumerate((
+        (False, {}, "evaluation"), (True, {}, "none"), (False, {"seconds": 0.2}, "none"),
+        (False, {"collect": 4.0, "seconds": 4.0}, "collectors"), (False, {"degree": 0}, "turns"),
+    )):  # fmt: skip
+        run = tmp_path / str(number_)
+        run.mkdir()
+        made = evaluated(background, run / "trace.json", **options)
+        assert find_bottleneck(made).kind == kind, (options, find_bottleneck(made))
+        if kind == "evaluation":
+            words = "it took 59 % of the time in the learner's turn, while the learner trained 40 %"
+            assert words in find_bottleneck(made).sentence
+        if kind != "turns":  # a trace does not tell the mode
+            assert find_bottleneck(read_material(run).summary).kind == kind
+
+
+def test_the_share_of_the_cores_is_of_this_part_of_the_run() -> None:
+    """60 s since a resume, after an hour before it: the run used 1.9 of 2 cores, not 0.03."""
+    found = find_bottleneck(summary(roles=FINE, statistics=statistics(wall_time=3660.0), **busy(0.96, 0.95)))
+    assert found.kind == "cores", found
+
+
 # -- the trace in bins -------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +154,18 @@ def test_the_digest_keeps_every_second(tmp_path: Path) -> None:
     assert sum(found.collects) == sum(found.trains) == 300
     assert found.staleness == {0: 1, 1: 1, 2: 298}
     assert len(found.collects) == BINS
+
+
+def test_staleness_is_counted_as_the_statistics_do(tmp_path: Path) -> None:
+    trace, recorder = TraceWriter(tmp_path / "trace.json"), Recorder()
+    for number_, staleness in enumerate((0, 100, 101, 127, 127, 128, 255, 300)):
+        trace.train(number_, number_ + 0.5, number_, number_ + 1, staleness)
+        recorder.train_started(staleness)
+    trace.close()
+    found = digest(tmp_path / "trace.json")
+    assert found is not None
+    assert found.staleness == recorder.staleness
+    assert (found.staleness_sum, found.staleness_max) == (1138, 300)
 
 
 def test_counters_are_weighed_by_time(tmp_path: Path) -> None:
@@ -172,12 +235,13 @@ def test_an_evaluation_in_the_learners_turn_is_the_evaluators(tmp_path: Path) ->
 def test_what_the_end_cuts_off_is_no_failure(tmp_path: Path) -> None:
     trace = TraceWriter(tmp_path / "trace.json")
     trace.span("collector 0", "collect failed", 0.0, 10.0)
+    trace.span("collector 0", "collect cut off", 80.0, 90.0)
     trace.span("collector 0", "collect failed", 90.0, 100.0)
     trace.close()
     found = digest(tmp_path / "trace.json")
     assert found is not None
     assert {kind: sum(bins) for kind, bins in found.tracks["collector 0"].bins.items()} == pytest.approx(
-        {"failed": 10.0, "cut": 10.0}
+        {"failed": 20.0, "cut": 10.0}
     )
 
 

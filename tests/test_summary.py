@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +70,14 @@ def test_the_summary_has_every_role_with_its_seconds_and_its_processor_time(fold
 
 def test_a_resumed_run_keeps_the_earlier_trace_and_counts_on(folder: Path) -> None:
     found = read_summary(folder)
+    first = json.loads((folder / "first.json").read_text())
     assert found["counts"]["episodes"] == 32
     assert found["rates"]["episodes/s"] == pytest.approx(8 / found["seconds"])
+    steps = found["counts"]["environment steps"] - first["counts"]["environment steps"]
+    assert found["rates"]["environment steps/s"] == pytest.approx(steps / found["seconds"])
+    assert found["earlier_seconds"] >= first["seconds"] > first["earlier_seconds"] == 0.0
+    seconds = [row["seconds"] for row in found["evaluations"]]
+    assert len(seconds) == 6 and seconds == sorted(seconds)
     earlier, later = (
         [e["args"]["batch"] for e in read_trace(folder / name) if e["name"] == "train" and e["ph"] == "X"]
         for name in ("trace-1.json", "trace.json")
@@ -168,3 +176,74 @@ def test_warnings_are_kept_up_to_a_number_and_shown_with_their_time() -> None:
     assert len(kept.events()) == KEPT
     assert kept.lines(2)[0].endswith(f" number {KEPT + 2} of many") and kept.lines(2)[1].endswith("odd %d")
     assert [event["level"] for event in kept.events()[-2:]] == ["WARNING", "ERROR"]
+
+
+def test_what_is_kept_of_a_warning_holds_on_to_nothing() -> None:
+    class Big:
+        pass
+
+    kept = KeptWarnings(("zoo.x",))
+    try:
+        try:
+            big = Big()
+            seen = weakref.ref(big)
+            raise ValueError("no")
+        except ValueError as error:
+            logging.getLogger("zoo.x").warning("it failed (%r)", error, exc_info=error)
+        del big
+        gc.collect()
+        assert seen() is None
+        assert kept.lines(1)[0].endswith("it failed (ValueError('no'))")
+    finally:
+        kept.stop()
+
+
+def test_each_warning_is_kept_once_and_still_reaches_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = KeptWarnings(("zoo.y", "", "zoo.y.part", "zoo.y"))
+    logger = logging.getLogger("zoo.y.part")
+    root, handlers = logging.getLogger(), logging.getLogger().handlers[:]
+    try:
+        for handler in handlers:  # pytest's own, which a program does not have
+            root.removeHandler(handler)
+        logger.warning("look here")
+    finally:
+        kept.stop()
+        for handler in handlers:
+            root.addHandler(handler)
+    assert len(kept.events()) == 1
+    assert "look here" in capsys.readouterr().err
+
+
+def test_a_failure_of_what_only_watches_is_logged_once_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {name: value for name, value in SMALL.items() if name != "report"}
+    options = build_options({**given, "exp_name": str(tmp_path), "backend": "thread", "eval_every": 0})
+    trainer = Trainer(options, tmp_path, describe(options.env, options.env_args))
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("lzero_async.application.write_summary", broken)
+    monkeypatch.setattr("lzero_async.async_scalars.values", broken)
+    try:
+        assert trainer.run().statistics["train_count"] == 6
+        said = [event["text"] for event in trainer.kept.events()]
+    finally:
+        trainer.close()
+    assert len([text for text in said if text.startswith("the summary cannot be written")]) == 1
+    assert len([text for text in said if text.startswith("the scalars cannot be written")]) == 1
+
+
+def test_a_board_whose_writer_died_says_so_instead_of_waiting(tmp_path: Path) -> None:
+    from lzero_async.board import Board
+
+    board = Board(tmp_path)
+    board.scalars({"a": 1.0}, 1)
+    worker = board._writer.file_writer.event_writer._worker
+    worker.stop()
+    worker.join()
+    with pytest.raises(OSError, match="has ended after an error"):
+        board.scalars({"a": 2.0}, 2)
+    board.flush()
+    board.close()

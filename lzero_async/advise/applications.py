@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist, median
@@ -16,6 +15,7 @@ from lzero_async.advise.model import COLLECT, EVAL, TRAIN, Model, Pipeline, Roun
 from lzero_async.compare.apps import CONTINUOUS
 from lzero_async.errors import ConfigError
 from lzero_async.run_files import load_run
+from lzero_async.summary import machine
 
 MEGABYTE: Final = 1e6
 
@@ -50,7 +50,7 @@ def by_hand(request: Request) -> Advised:
         for name in (COLLECT, TRAIN, EVAL)
         if request.values[name] is not None
     }  # fmt: skip
-    cores = request.cores or os.cpu_count() or 1
+    cores = request.cores or machine()["cores"] or 1
     every = (request.eval_every or EVAL_EVERY) if EVAL in stages else 0
     sizes = Sizes(*(None if size is None else size * MEGABYTE for size in (request.batch_mb, request.collector_mb)))
     beside = bool(request.async_eval)

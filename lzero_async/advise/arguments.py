@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lzero_async.config import positive_number
+from lzero_async.config import number_between, positive_number, whole_number
 from lzero_async.errors import ConfigError
-from lzero_async.options import Option, OptionTable, between, flag, make_parser, optional, text, whole
+from lzero_async.options import Check, Option, OptionTable, between, flag, make_parser, optional, text, whole
 
 PROG: Final = "python -m lzero_async advise"
 DESCRIPTION: Final = f"""Which off_policy_degree and how many collectors: simulate the pipeline for a table of them and recommend.
@@ -21,18 +21,27 @@ DESCRIPTION: Final = f"""Which off_policy_degree and how many collectors: simula
 Hyphens and underscores are the same. docs/advise.md says what is assumed."""
 SPREAD: Final = 0.25
 EVAL_EVERY: Final = 10
-LEAST, MOST = 0, 1024
+MOST: Final = 1024  # collectors, degrees and cores of one stage: more take minutes to simulate and tell nothing new
 _SHARE: Final = between(0, MOST)
 _SIGMA: Final = between(0, 5)
-_TIME: Final = optional(positive_number)
+_TIME: Final = optional(between(1e-6, 1e9))
 _MEGABYTES: Final = optional(between(0, 1e9))
 
 
 def _degrees(name: str, value: Any) -> tuple[int, ...]:
     words = [word.strip() for word in text(name, value).split(",") if word.strip()]
-    if not all(word.isdigit() for word in words):
-        raise ConfigError(f"{name} is {value!r}; write whole numbers with commas between them, as 0,1,2,4.")
+    if not all(word.isdecimal() and int(word) <= MOST for word in words):
+        raise ConfigError(
+            f"{name} is {value!r}; write whole numbers up to {MOST} with commas between them, as 0,1,2,4."
+        )
     return tuple(sorted({int(word) for word in words}))
+
+
+def _number(low: int) -> Check:
+    def check(name: str, value: Any) -> int:
+        return int(number_between(name, whole_number(name, value, low), low, MOST))
+
+    return check
 
 
 HAND: Final = {
@@ -52,9 +61,9 @@ TABLE: Final = OptionTable(
     {
         "times by hand, of a stage alone on the machine": HAND,
         "what is tried": {
-            "collectors": Option(None, optional(whole(1)), "the most collectors (default: 2 per core, at least 4)", kind=int),
+            "collectors": Option(None, optional(_number(1)), "the most collectors (default: 2 per core, at least 4)", kind=int),
             "degrees": Option("", _degrees, "degrees, as 0,1,2,4 (default: 0, 1 and powers of two up to --max_degree)"),
-            "max_degree": Option(16, whole(0), "the highest degree"),
+            "max_degree": Option(16, _number(0), "the highest degree"),
             "cores": Option(None, optional(positive_number), "cores (default: of the run's machine, or of this one)", kind=float),
             "eval_every": Option(
                 None, optional(whole(1)), f"trains between evaluations (default: as in the run, or {EVAL_EVERY})", kind=int

@@ -63,8 +63,12 @@ def recommend(rows: Sequence[Row], within: float = WITHIN) -> tuple[Row, Row]:
 
 
 def _reasons(advised: Advised, rows: Sequence[Row], chosen: Row, best: Row) -> list[str]:
-    said = [bottleneck(chosen, advised.model.cores, advised.players)]
     degree, collectors = chosen.setting
+    if max(row.setting.degree for row in rows) == 0:
+        return [
+            "Only degree 0 was tried, where collecting and training take turns; --degrees 0,1,2 tries to overlap them."
+        ]
+    said = [bottleneck(chosen, advised.model.cores, advised.players)]
     if chosen is best:
         said.append(f"Nothing else in the table is faster than its {chosen.batches:.3g} batches/s.")
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -140,7 +141,7 @@ def _from_trace(
             found.spread[stage] = tuple(seconds / found.seconds[stage] for seconds in durations)
     if COLLECT not in found.seconds:
         raise ConfigError(f"{folder} has no collect after its warm-up; let it run for longer.")
-    done = Counter(span.name for own in spans.values() for span in own)
+    done = Counter(span.name for own in spans.values() for span in own if span.end <= _known_until(summary, spans))
     found.counts = {COLLECT: done[COLLECT], TRAIN: done[TRAIN] + done[REPLAY], EVAL: done[EVAL]}
     found.fixed = _beside_stages(found, spans, collectors, start, end)
     per_train = 1 / sum(1 for span in inside if span.name in (TRAIN, REPLAY))
@@ -148,6 +149,14 @@ def _from_trace(
         if role not in (LEARNER, EVALUATOR) and role not in collectors:
             found.background[role] = _worked(own, start, end) * per_train, 0.0
     return found
+
+
+def _known_until(summary: dict[str, Any], spans: dict[str, list[Span]]) -> float:
+    """When the summary was written, on the trace's clock: of a run that goes on or was killed, CPU seconds are known so far."""
+    if summary.get("ended_by", "") is not None:
+        return math.inf
+    first = min(own[0].start for own in spans.values() if own)
+    return float(first + summary["seconds"])
 
 
 def _beside_stages(
@@ -209,8 +218,11 @@ def _from_statistics(folder: Path, summary: dict[str, Any], options: dict[str, A
         beside,
         len(collectors),
     )
-    found.counts = {stage: int(statistics[f"{stage}_count"]) for stage in (COLLECT, TRAIN, EVAL)}
-    found.counts[TRAIN] += int(statistics["replay_count"])
+    # The statistics are of the whole run, CPU seconds of its part since the last resume.
+    part = min(1.0, summary["seconds"] / max(1e-9, statistics["wall_time"]))
+    done = {stage: int(statistics[f"{stage}_count"]) for stage in (COLLECT, TRAIN, EVAL)}
+    done[TRAIN] += int(statistics["replay_count"])
+    found.counts = {stage: round(part * number) for stage, number in done.items()}
     found.notes.append(f"There is no {TRACE}: the times are averages of the whole run, and their spread is assumed.")
     return found
 

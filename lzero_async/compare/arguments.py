@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from lzero_async.compare.apps import APPS, App
 from lzero_async.config import number_between, one_of
 from lzero_async.errors import ConfigError
-from lzero_async.options import with_underscores
+from lzero_async.options import program_parser, with_underscores
 
 DESCRIPTION: Final = """Run an application synchronously and asynchronously on the same work, one after the other, and show both
 side by side: rates, utilisation against its targets, what the roles did when, the speed-up beside its limit, and sizes for 64,
@@ -67,19 +67,9 @@ class Request:
         return ["-m", app.module, *fixed, *words, "--exp_name", str(folder)]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[0].upper()}{message[1:]}; --help explains every option.")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="python -m lzero_async compare",
-        usage="%(prog)s --app NAME [options] [options of the application]",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> argparse.ArgumentParser:
+    usage = "%(prog)s --app NAME [options] [options of the application]"
+    parser = program_parser("compare", DESCRIPTION, usage)
     parser.add_argument("--app", metavar="NAME", help=f"what to run: {', '.join(APPS)}")
     parser.add_argument(
         "--asynchronous", metavar="WORD", help="mbpo's asynchronous trainer: batch (default) or continuous"

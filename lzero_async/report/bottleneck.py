@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from lzero_async.report.words import is_number, number, percent
+from lzero_async.report.words import is_number, number, percent, plural
 
 BUSY: Final = 0.85  # share of the time from which on a role is the one that others wait for
 MUCH: Final = 0.15  # share of the time that is worth a word
@@ -34,7 +34,7 @@ def find_bottleneck(summary: Mapping[str, Any]) -> Bottleneck:
     """What to change first to make a run like this one faster; `summary` is that of summary.json."""
     statistics = summary.get("statistics") or {}
     roles = summary.get("roles") or []
-    learner, collectors = _shares(roles, "learner"), _shares(roles, "collector")
+    learner, collectors = _learner(roles, statistics), _shares(roles, "collector")
     if learner is None or collectors is None or (statistics.get("train_count") or 0) < LEAST_TRAINS:
         return Bottleneck("unknown", "The run is too short, or left too little, to say what held it back.")
     for look in (_turns, _failures, _evaluation, _drops, _cores, _one_side, _degree, _others):
@@ -55,6 +55,15 @@ def _shares(roles: Sequence[Mapping[str, Any]], name: str) -> _Shares | None:
     sums = [sum(float(role.get(state) or 0.0) for role in mine) for state in _Shares._fields]
     whole = sum(sums)
     return _Shares(*(value / whole for value in sums)) if whole > 0 else None
+
+
+def _learner(roles: Sequence[Mapping[str, Any]], statistics: Mapping[str, Any]) -> _Shares | None:
+    """The learner's shares, in which `waiting` is for batches only: what it waits for an evaluation in its turn is idle."""
+    learner, evaluator = _shares(roles, "learner"), _shares(roles, "evaluator")
+    if learner is None or evaluator is None or statistics.get("async_eval") is not False:
+        return learner
+    evaluated = min(learner.waiting, evaluator.active)
+    return _Shares(learner.active, learner.waiting - evaluated, learner.idle + evaluated)
 
 
 def _turns(
@@ -86,23 +95,26 @@ def _turns(
 def _failures(
     summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
 ) -> Bottleneck | None:
-    restarts = statistics.get("restarts") or 0
-    failed = statistics.get("failed") or 0
+    rows = [row for row in summary["roles"] if str(row.get("role", "")).startswith("collector")]
+    restarts, failed = sum(_value(row, "restarts") for row in rows), _value(statistics, "failed")
     if collectors.idle < MUCH or not (restarts or failed):
         return None
+    counted = [plural(count, word) for count, word in ((failed, "failed collect"), (restarts, "restart")) if count]
     return Bottleneck(
         "failures",
         f"Failures are the bottleneck: collectors were idle {percent(collectors.idle)} of the time, after "
-        f"{number(failed)} failed collects and {number(restarts)} restarts; see the table of failures for why.",
+        f"{' and '.join(counted)}; see the table of failures for why.",
     )
 
 
 def _evaluation(
     summary: Mapping[str, Any], statistics: Mapping[str, Any], collectors: _Shares, learner: _Shares
 ) -> Bottleneck | None:
-    """An evaluation in the learner's turn is time in which the learner neither works nor waits for the gate."""
-    evaluator = _shares(summary.get("roles") or [], "evaluator")
-    if evaluator is None or evaluator.active < MUCH or learner.idle < 0.7 * evaluator.active:
+    """An evaluation in the learner's turn, unless collectors are what the learner would wait for anyway."""
+    evaluator = _shares(summary["roles"], "evaluator")
+    if evaluator is None or statistics.get("async_eval") is True or _wait_for_collectors(collectors, learner):
+        return None
+    if evaluator.active < MUCH or learner.idle < 0.7 * evaluator.active:
         return None
     return Bottleneck(
         "evaluation",
@@ -158,7 +170,7 @@ def _use_of_cores(
     """Cores, the share of them that was busy, and the share that this run used; None where unknown."""
     use = summary.get("utilisation") or {}
     cores, busy, own = (summary.get("machine") or {}).get("cores"), use.get("cpu"), use.get("cpu_seconds")
-    wall = _value(statistics, "wall_time") or _value(summary, "seconds")
+    wall = _value(summary, "seconds") or _value(statistics, "wall_time")  # the CPU seconds are those since a resume
     if not is_number(cores) or not is_number(busy) or cores <= 0:
         return None, 0.0, None
     return cores, busy, own / (wall * cores) if is_number(own) and wall > 0 else None
@@ -182,7 +194,7 @@ def _one_side(
             f"{percent(collectors.waiting)} for it; a faster learner or fewer updates per collect help, more collectors do "
             "not.",
         )
-    if collectors.active >= BUSY and learner.waiting >= MUCH:
+    if _wait_for_collectors(collectors, learner):
         return Bottleneck(
             "collectors",
             f"Collecting is the bottleneck: collectors were active {percent(collectors.active)} of the time while the "
@@ -190,6 +202,10 @@ def _one_side(
             "learner does not.",
         )
     return None
+
+
+def _wait_for_collectors(collectors: _Shares, learner: _Shares) -> bool:
+    return collectors.active >= BUSY and learner.waiting >= MUCH
 
 
 def _degree(

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from lzero_async.errors import ConfigError
+from lzero_async.options import program_parser
 from lzero_async.report.material import read_all
 from lzero_async.report.page import make_page
 from lzero_async.run_folder import REPORT, exit_code
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; python -m lzero_async report --help explains the options.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _report(arguments: Sequence[str]) -> int:
-    parser = _Parser(prog="python -m lzero_async report", description="One HTML page about one or several runs.")
+    parser = program_parser("report", "One HTML page about one or several runs.")
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="the folder of a run")
     parser.add_argument(
         "--out",

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from lzero_async.activity import rank
 from lzero_async.errors import ConfigError
+from lzero_async.report.from_trace import complete
 from lzero_async.report.scalars import Scalars, read_scalars
 from lzero_async.report.trace_digest import Digest, digest
 from lzero_async.report.words import is_number, plural
-from lzero_async.run_folder import RESULTS
+from lzero_async.run_folder import RESULTS, TRACE
 from lzero_async.summary import SUMMARY, read_summary
 
 OPTIONS: Final = "options.json"
 METRICS: Final = "metrics.jsonl"
-TRACE: Final = "trace.json"
 _MAPPINGS: Final = ("versions", "machine", "score", "counts", "rates", "statistics", "utilisation")
 _LISTS: Final = ("evaluations", "roles", "events")
+_TELLING: Final = ("statistics", "counts", "evaluations", "roles", "events")  # without any of them it tells nothing
+_KINDS: Final[dict[str, type]] = {"mode": str, "staleness_policy": str, "async_eval": bool, "staleness_counts": Mapping}
 _SCORES: Final = ("score", "mean_return", "mean_score")  # what results.json calls them
 _STEPS: Final = ("steps", "trained_steps", "real_data", "env_steps", "version")
 _SECONDS: Final = ("seconds_at", "seconds")
@@ -29,7 +30,7 @@ _SECONDS: Final = ("seconds_at", "seconds")
 @dataclass(frozen=True)
 class Material:
     """One run. `summary` is that of summary.json, completed from results.json and the trace: every mapping and list is there,
-    perhaps empty. `missing` are sentences about what is not."""
+    perhaps empty. `missing` are sentences about what is not. `behind`: the trace goes on well after the summary."""
 
     name: str
     folder: Path
@@ -38,6 +39,7 @@ class Material:
     digest: Digest | None
     scalars: Scalars | None
     missing: tuple[str, ...]
+    behind: bool = False
 
     @property
     def finished(self) -> bool:
@@ -51,11 +53,19 @@ class Material:
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran, or ran until the last that is known of it."""
-        for value in (self.summary.get("seconds"), self.statistics.get("wall_time")):
-            if is_number(value):
-                return float(value)
+        """How long it ran, or ran until the last that is known of it, the time before a resume included."""
+        part, whole = self.summary.get("seconds"), self.statistics.get("wall_time")
+        if is_number(part):
+            return part + self.earlier_seconds
+        if is_number(whole):
+            return whole
         return None if self.digest is None else self.digest.seconds
+
+    @property
+    def earlier_seconds(self) -> float:
+        """How long it ran before its last resume."""
+        value = self.summary.get("earlier_seconds")
+        return max(0.0, value) if is_number(value) else 0.0
 
 
 def read_all(folders: Sequence[Path]) -> list[Material]:
@@ -73,8 +83,9 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 
 def read_material(folder: Path, name: str | None = None) -> Material:
-    """Read what a run left; ConfigError if there is nothing."""
-    if not any((folder / file).is_file() for file in (SUMMARY, RESULTS, METRICS, TRACE)):
+    """Read what a run left; ConfigError if there is nothing, or nothing that can be shown."""
+    there = [file for file in (SUMMARY, RESULTS, METRICS, TRACE) if (folder / file).is_file()]
+    if not there:
         raise ConfigError(
             f"{folder} holds no run (none of {SUMMARY}, {RESULTS}, {METRICS}, {TRACE} is there); give the folder of a run."
         )
@@ -87,24 +98,32 @@ def read_material(folder: Path, name: str | None = None) -> Material:
         missing.append(f"{METRICS} is not there: no scalars of the learner.")
     elif scalars.broken:
         missing.append(f"{plural(scalars.broken, 'line')} of {METRICS} cannot be read and left out.")
-    if traced is not None:
-        _complete_from_trace(summary, traced)
-    return Material(name or folder.resolve().name, folder, summary, options, traced, scalars, tuple(missing))
+    if traced is None and not (scalars is not None and scalars.rows) and not _tells(summary):
+        raise ConfigError(
+            f"{folder} holds nothing of a run that can be shown: nothing could be read in {', '.join(there)}; give the folder of "
+            "another run."
+        )
+    later = None if traced is None else complete(summary, traced)
+    missing += [] if later is None else [later]
+    name = name or folder.resolve().name
+    return Material(name, folder, summary, options, traced, scalars, tuple(missing), behind=later is not None)
 
 
 def _summary(folder: Path, missing: list[str]) -> dict[str, Any]:
     """The summary, or what results.json tells of one; every mapping and list of it is there."""
     found: dict[str, Any] = {}
-    if (folder / SUMMARY).is_file():
+    there, results = (folder / SUMMARY).is_file(), (folder / RESULTS).is_file()
+    if there:
         try:
             found = read_summary(folder)
         except ConfigError as error:
-            missing.append(f"{SUMMARY} is left out: {error}")
-    if not found and (folder / RESULTS).is_file():
+            missing.append(f"{SUMMARY} is left out, and with it what only it tells: {error}")
+    elif results:
         missing.append(f"{SUMMARY} is not there: what {RESULTS} and {TRACE} tell is shown, and no events.")
-        found = _from_results(_json(folder / RESULTS, missing, "there are no results"))
-    elif not found:
+    else:
         missing.append(f"Neither {SUMMARY} nor {RESULTS} is there: only the trace and the scalars tell of this run.")
+    if not found and results:
+        found = _from_results(_json(folder / RESULTS, missing, "there are no results"))
     for name in _MAPPINGS:
         found[name] = dict(found[name]) if isinstance(found.get(name), Mapping) else {}
     for name in _LISTS:
@@ -119,8 +138,11 @@ def _summary(folder: Path, missing: list[str]) -> dict[str, Any]:
 
 
 def _is_statistic(name: str, value: Any) -> bool:
-    kinds: dict[str, type] = {"mode": str, "staleness_counts": Mapping}
-    return isinstance(value, kinds[name]) if name in kinds else value is None or is_number(value)
+    return isinstance(value, _KINDS[name]) if name in _KINDS else value is None or is_number(value)
+
+
+def _tells(summary: Mapping[str, Any]) -> bool:
+    return any(summary[name] for name in _TELLING) or is_number(summary["score"].get("best"))
 
 
 def _json(path: Path, missing: list[str], problem: str) -> dict[str, Any]:
@@ -192,22 +214,3 @@ def _trace(folder: Path, missing: list[str]) -> Digest | None:
         missing.append("The run was resumed: throughput over time, lag and timeline are those since then; "
                        "trace-1.json and those after it hold what was before.")  # fmt: skip
     return found
-
-
-def _complete_from_trace(summary: dict[str, Any], traced: Digest) -> None:
-    """Roles and staleness, where the summary does not tell."""
-    if not summary["roles"]:
-        summary["roles"] = [
-            {
-                "role": role,
-                "active": track.active,
-                "waiting": track.waiting,
-                "idle": max(0.0, traced.seconds - track.active - track.waiting),
-            }
-            for role, track in sorted(traced.tracks.items(), key=lambda item: rank(item[0]))
-        ]
-    statistics = summary["statistics"]
-    if not statistics.get("staleness_counts") and traced.staleness:
-        statistics["staleness_counts"] = {str(key): count for key, count in sorted(traced.staleness.items())}
-    statistics.setdefault("train_count", sum(traced.trains))
-    statistics.setdefault("collect_count", sum(traced.collects))

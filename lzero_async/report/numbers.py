@@ -55,7 +55,8 @@ def _outcome(run: Material) -> list[Tile]:
     )
     for name, value in list(summary["counts"].items())[:2]:
         rate = summary["rates"].get(f"{name}/s")
-        found.append(Tile(name, number(value), f"{number(rate)} per second" if is_number(rate) else ""))
+        more = f"{number(rate)} per second" if is_number(rate) else ""
+        found.append(Tile(name, number(value), "at the last summary" if run.behind else more))
     return found
 
 

@@ -40,9 +40,10 @@ def _in_words(run: Material, runs: Sequence[Material]) -> str:
         else f"off_policy_degree {number(found.get('off_policy_degree'))}"
     )
     kept = "" if is_number(queue) else _kept(run)
+    lag = f"{number(found['mean_lag'])} on average and " if is_number(found.get("mean_lag")) else ""
     return (
         f"{name}Staleness was {number(found['staleness_mean'])} on average and {number(found.get('staleness_max'))} at most, "
-        f"the lag {number(found.get('mean_lag'))} on average and {number(found.get('max_lag'))} at most ({bound}{kept})."
+        f"the lag {lag}{number(found.get('max_lag'))} at most ({bound}{kept})."
     )
 
 
@@ -55,11 +56,10 @@ def _kept(run: Material) -> str:
 
 def _bound(run: Material) -> int | None:
     """The staleness that no batch may exceed; None where there is no such bound. Of degrees that changed it is the highest."""
-    degree, policies = (
-        run.statistics.get("off_policy_degree"),
-        [value for name, value in flat(run.options).items() if name.rpartition(".")[2] == "staleness_policy"],
-    )
-    if not is_number(degree) or run.statistics.get("queue_capacity") is not None or "allow" in policies:
+    degree = run.statistics.get("off_policy_degree")
+    policies = [value for name, value in flat(run.options).items() if name.rpartition(".")[2] == "staleness_policy"]
+    allowed = run.statistics.get("staleness_policy", "allow" if "allow" in policies else None) == "allow"
+    if not is_number(degree) or run.statistics.get("queue_capacity") is not None or allowed:
         return None
     if not run.statistics.get("degree_changes"):
         return int(degree)
@@ -102,14 +102,11 @@ def _lag(runs: Sequence[Material]) -> Html | None:
         lines.append(Line("mean" if len(runs) == 1 else run.name, mean, place))
         if len(runs) == 1:
             bands.append(Band("up to the highest", [(x, 0.0, y) for x, y in highest], place))
-        queue, degree = run.statistics.get("queue_capacity"), run.statistics.get("off_policy_degree")
         if run.statistics.get("degree_changes"):
             if "degree" in run.digest.levels and len(runs) == 1:
                 lines.append(Line("the degree", _levels(run.digest, "degree")[0], 7, "dashed"))
-        elif is_number(queue):
-            bounds.add(queue + 1)  # the one that is trained has left the queue
-        elif is_number(degree):
-            bounds.add(degree)
+        elif (bound := _lag_bound(run)) is not None:
+            bounds.add(bound)
     if not lines:
         return None
     marks = [Mark(f"bound: {number(limit)}", float(limit)) for limit in sorted(bounds)] if len(bounds) == 1 else []
@@ -118,6 +115,16 @@ def _lag(runs: Sequence[Material]) -> Html | None:
     marks = [mark for mark in marks if mark.value <= 6 * max(1.0, seen)]  # one far away would flatten the curve
     return plot("batches that wait (lag)", "collected batches that are not trained yet, over time", lines, bands=bands,
                 marks=marks, x_name="time of the run", time=True, from_zero=True, until=until)  # fmt: skip
+
+
+def _lag_bound(run: Material) -> float | None:
+    """What the lag may reach; summaries without it are older than this number."""
+    bound, queue, degree = (run.statistics.get(name) for name in ("lag_bound", "queue_capacity", "off_policy_degree"))
+    if is_number(bound):
+        return bound
+    if is_number(queue):
+        return queue + 1  # the one that is trained has left the queue
+    return max(1, degree) if is_number(degree) else None
 
 
 def _levels(seen: Digest, name: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:

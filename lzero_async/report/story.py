@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from lzero_async.report.curves import groups_of
 from lzero_async.report.markup import Html, html
 from lzero_async.report.material import Material
 from lzero_async.report.words import duration, is_number, number, plural
+
+ENDS: Final = {"SIG": "interrupted", "a failure": "failed"}  # states by how `ended_by` begins
 
 
 def title_of(runs: Sequence[Material]) -> str:
@@ -45,7 +48,8 @@ def state_of(run: Material) -> str:
     """One or two words."""
     if not run.finished:
         return "not finished"
-    return "interrupted" if str(run.summary["ended_by"]).startswith("SIG") else "finished"
+    ended_by = str(run.summary["ended_by"])
+    return next((state for start, state in ENDS.items() if ended_by.startswith(start)), "finished")
 
 
 def _tone(run: Material) -> str:
@@ -55,17 +59,16 @@ def _tone(run: Material) -> str:
 def sentence(run: Material) -> str:
     """What a run did, how long, and what ended it."""
     statistics, summary = run.statistics, run.summary
-    parts = [f"It ran {duration(run.seconds)}"]
+    earlier = f" ({duration(run.earlier_seconds)} before its last resume included)" if run.earlier_seconds else ""
+    parts = [f"It ran {duration(run.seconds)}{earlier}"]
     if is_number(statistics.get("train_count")):
         parts.append(f"trained on {plural(int(statistics['train_count']), 'batch').replace('batchs', 'batches')}")
     counts = [f"{number(value)} {name}" for name, value in summary["counts"].items() if is_number(value) and value][:2]
     text = " and ".join(parts) + (f" ({', '.join(counts)})" if counts else "")
     if run.finished:
         text += f", and was ended by {summary['ended_by']}."
-    elif summary["statistics"].get("mode"):
-        text += ". It has not come to its end: it is still running, it failed, or it was killed. Shown is what it wrote last."
     else:
-        text += ". It left no summary: it was killed before its first checkpoint, or it is older than this report."
+        text += ". It has not come to its end: it is still running, it failed, or it was killed. Shown is what it wrote last."
     score = summary["score"]
     if is_number(score.get("best")):
         of = f" of {number(score['highest'])}" if is_number(score.get("highest")) else ""

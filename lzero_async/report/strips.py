@@ -12,12 +12,12 @@ from lzero_async.report.markup import Html, details, html, note, section
 from lzero_async.report.material import Material
 from lzero_async.report.trace_digest import BINS, CUT, Digest, Track, Window
 from lzero_async.report.words import duration, number
-from lzero_async.timeline.kinds import KINDS, WAIT
+from lzero_async.timeline.kinds import CUT_OFF, KINDS, WAIT
 
 TALL: Final = 100
 MOST_COLLECTORS: Final = 8
-LABELS: Final = {**{kind: look.label for kind, look in KINDS.items()}, CUT: "cut off by the end"}
-ORDER: Final = (*(kind for kind in KINDS if kind != WAIT), CUT, WAIT)  # from the bottom: work first, waits on top
+LABELS: Final = {CUT if kind == CUT_OFF else kind: look.label for kind, look in KINDS.items()}
+ORDER: Final = (*(kind for kind in LABELS if kind != WAIT), WAIT)  # from the bottom: work first, waits on top
 
 
 def timeline(runs: Sequence[Material]) -> Html:

@@ -11,16 +11,15 @@ from typing import Any, Final, NamedTuple
 
 from lzero_async.errors import ConfigError
 from lzero_async.report.words import is_number
-from lzero_async.timeline.kinds import FAILED, WAIT, kind_of
-from lzero_async.trace import EVALUATOR, iter_trace
+from lzero_async.stats import staleness_key
+from lzero_async.timeline.kinds import CUT_OFF, WAIT, kind_of
+from lzero_async.trace import EVALUATOR, LEARNER, iter_trace
 
 BINS: Final = 120
 WINDOW_SPANS: Final = 600  # of the middle of the run that are kept one by one
 WINDOW_TRAINS: Final = 12  # that the window shows, if it can
 EDGE: Final = 1 << 18  # bytes at both ends of the file that tell how long it lasts
-LAST: Final = 0.99  # of the run: a stage that ends without a result after this was cut off by the end
-CUT: Final = "cut"
-EXACT: Final = 100  # staleness up to here is counted one by one, above it by powers of two
+CUT: Final = "cut"  # the kind of what the end of the run cut off
 _MICRO: Final = 1e-6
 
 
@@ -54,7 +53,7 @@ class Level:
 
 @dataclass
 class Digest:
-    """A trace in bins of `width` seconds."""
+    """A trace in bins of `width` seconds. Of the seconds of evaluations, `eval_in_turn` were in the learner's turn."""
 
     seconds: float
     width: float
@@ -63,7 +62,11 @@ class Digest:
     collects: list[int] = field(default_factory=lambda: [0] * BINS)
     trains: list[int] = field(default_factory=lambda: [0] * BINS)
     staleness: dict[int, int] = field(default_factory=dict)
+    staleness_sum: int = 0
+    staleness_max: int = 0
     levels: dict[str, Level] = field(default_factory=dict)
+    eval_seconds: float = 0.0
+    eval_in_turn: float = 0.0
     window: list[Window] = field(default_factory=list)
     window_start: float = 0.0
     window_seconds: float = 0.0
@@ -129,11 +132,12 @@ class _Reader:
     def _span(self, event: dict[str, Any]) -> None:
         name, start = event["name"], event["ts"] * _MICRO - self._first
         end = start + event["dur"] * _MICRO
-        kind = kind_of(name)
-        if kind == FAILED and end >= LAST * self._found.seconds:
-            kind = CUT
-        place = event.get("pid", 0), event.get("tid", 0)
-        role = EVALUATOR if name == "eval" else self._names.get(place, "?")
+        kind = CUT if kind_of(name) == CUT_OFF else kind_of(name)
+        role = self._names.get((event.get("pid", 0), event.get("tid", 0)), "?")
+        if name == "eval":
+            self._found.eval_seconds += end - start
+            self._found.eval_in_turn += end - start if role == LEARNER else 0.0
+            role = EVALUATOR
         track = self._found.tracks.setdefault(role, Track())
         if kind == WAIT:
             track.waiting += end - start
@@ -162,8 +166,10 @@ class _Reader:
 
     def _stale(self, staleness: Any) -> None:
         if isinstance(staleness, int):
-            key = staleness if staleness <= EXACT else 1 << staleness.bit_length() - 1
-            self._found.staleness[key] = self._found.staleness.get(key, 0) + 1
+            found, key = self._found, staleness_key(staleness)
+            found.staleness[key] = found.staleness.get(key, 0) + 1
+            found.staleness_sum += staleness
+            found.staleness_max = max(found.staleness_max, staleness)
 
     def _keep(self, span: Window) -> None:
         found = self._found

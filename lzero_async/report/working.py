@@ -74,9 +74,9 @@ def where_time_went(runs: Sequence[Material]) -> Html:
         parts += rows or [note("What the roles did is not known.")]
     names = keys([(state, f"key box k-{state}") for state in STATES])
     explained = note(
-        "Active: inside its own work. Waiting: for the gate, that is for the other side or for the bound. Idle: neither, for "
-        "example while a checkpoint is written, or while it pauses after a failure. Seconds for a core: ready to compute, and no "
-        "core was free."
+        "Active: inside its own work. Waiting: for the gate, that is for the other side or for the bound, and the learner for an "
+        "evaluation in its turn. Idle: neither, for example while a checkpoint is written, or while it pauses after a failure. "
+        "Seconds for a core: ready to compute, and no core was free."
     )
     return section("time", "Where the time went", html("figcaption", names), parts, explained)
 

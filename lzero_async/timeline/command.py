@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Final, NoReturn
+from typing import Final
 
 from lzero_async.config import number_between, positive_number, whole_number
 from lzero_async.errors import ConfigError
-from lzero_async.options import with_underscores
+from lzero_async.options import program_parser, with_underscores
 from lzero_async.run_folder import exit_code
 from lzero_async.timeline import text
 from lzero_async.timeline.kinds import FAILED, kind_of, legend
@@ -51,18 +51,8 @@ class Request:
     batch: int | None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[0].upper()}{message[1:]}; --help explains every option.")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="python -m lzero_async timeline",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> argparse.ArgumentParser:
+    parser = program_parser("timeline", DESCRIPTION)
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, or a trace file")
     parser.add_argument(
         "--from", type=float, dest="start", metavar="SECONDS", help="where the part begins (default: the middle)"

@@ -50,7 +50,7 @@ class Trainer(ScoredApplication):
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.spaces = spaces
         self._learner_seconds = 0.0
-        self._episodes_before = self._steps_before = self._trained_before = 0
+        self._episodes_before = self._steps_before = 0
         self._busy_before = 0.0
         self._build_or_close(self._build)
 
@@ -84,7 +84,6 @@ class Trainer(ScoredApplication):
             max_restarts=options.max_restarts,
             restart_backoff=options.restart_backoff,
             get_weights=lambda: self.learner.call("weights"),
-            trace=self._trace_file(),
         )
         self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
@@ -162,7 +161,6 @@ class Trainer(ScoredApplication):
 
     def _loop(self) -> dict[str, Any]:
         options, before = self.options, self.pool.statistics()
-        self._trained_before = self.counters["episodes"]
         self._episodes_before, self._steps_before, self._busy_before = (
             before.complete,
             before.steps,
@@ -258,7 +256,7 @@ class Trainer(ScoredApplication):
         options, pool, gone = self.options, self.pool.statistics(), max(self.gone, 1e-9)
         played = pool.complete - self._episodes_before
         counts = (
-            Count("episodes", self.counters["episodes"], options.total_episodes or None, self._trained_before),
+            Count("episodes", self.counters["episodes"], options.total_episodes or None),
             Count("environment steps", self.counters["steps"]),
             Count("updates", self.counters["updates"]),
             Count("seconds", gone, options.max_seconds or None),
@@ -276,7 +274,7 @@ class Trainer(ScoredApplication):
 
     def line(self) -> str:
         """The live line."""
-        options, episodes, gone, seen = self.options, self.counters["episodes"], self.gone, self._progressed()
+        options, episodes, gone, seen = self.options, self.counters["episodes"], self.gone, self.progressed()
         left, pool = seconds_left(seen.counts, gone), self.pool.statistics()
         parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"episodes {episodes:,}" + (f"/{options.total_episodes:,}" if options.total_episodes else ""))
@@ -313,6 +311,7 @@ class Trainer(ScoredApplication):
             self.history = list(state["history"])
             self.counters = {name: int(state["counters"][name]) for name in COUNTERS}
             self._learner_seconds = float(state["learner_seconds"])
+            self.earlier_seconds = float(state.get("seconds", 0.0))
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["episodes"])
         self._mark(version)

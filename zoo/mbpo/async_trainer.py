@@ -128,33 +128,32 @@ class AsyncTrainer(Trainer):
     def _fit(self, context: BackgroundContext) -> None:
         """One pass of the dynamics: whatever came since the last one."""
         work = _take_all(self._to_dynamics, context)
-        start = self.coordinator.clock.now()
-        report = self._ask(self.dynamics, "fit", work)
+        with self.coordinator.working("dynamics", "fit") as shown:
+            report = self._ask(self.dynamics, "fit", work)
+            shown["version"] = report["dynamics_version"]
         seconds = report.pop("seconds")
         if (weights := report.pop("weights")) is not None:
             self.dynamics_weights.publish(weights, report["dynamics_version"])
-        self._worked("dynamics", start, seconds, version=report["dynamics_version"])
+        self._worked("dynamics", seconds)
         self._reports["dynamics"] = report
 
     def _roll(self, context: BackgroundContext) -> None:
         """One pass of the rollouts, with the newest policy and dynamics."""
         work = _take_all(self._to_rollouts, context)
-        start = self.coordinator.clock.now()
         policy, dynamics = self.coordinator.weights.latest(), self.dynamics_weights.latest()
         assert policy is not None
         newest = (0, None) if dynamics is None else (dynamics.version, dynamics.state)
-        rows: Parcel | None = self._ask(self.rollouts, "roll", work, (policy.version, policy.state), newest)
+        with self.coordinator.working("rollouts", "roll", version=newest[0]):
+            rows: Parcel | None = self._ask(self.rollouts, "roll", work, (policy.version, policy.state), newest)
         if rows is None:
             return
         self.model_queue.put(rows)
         names = ("model_clamped", "model_dropped", "rollouts_forgotten")
         self._reports["rollouts"] = {name: rows.meta[name] for name in names}
-        self._worked("rollouts", start, rows.meta["seconds"], version=newest[0])
+        self._worked("rollouts", rows.meta["seconds"])
 
-    def _worked(self, role: str, start: float, seconds: float, version: int) -> None:
+    def _worked(self, role: str, seconds: float) -> None:
         self._busy[role] = self._busy.get(role, 0.0) + seconds
-        self.coordinator.trace_span(role, "fit" if role == "dynamics" else "roll", start, self.coordinator.clock.now(),
-                                    version=version)  # fmt: skip
 
     def _ask(self, worker: Worker, method: str, work: list[Work], *arguments: Any) -> Any:
         """Call a role with what came since its last pass. One that has died is brought back first; one that raises is

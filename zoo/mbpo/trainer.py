@@ -53,7 +53,6 @@ class Trainer(ScoredApplication):
         self._rates: dict[str, float] = {}
         self._losses: dict[str, float] = {}
         self._logged = 0
-        self._steps_before = 0
         self._since_last = Utilisation()
         self.source = source or GymSource(options)
         self._build_or_close(self._build)
@@ -98,7 +97,6 @@ class Trainer(ScoredApplication):
             restart_backoff=options.restart_backoff,
             enable_async_eval=options.trainer != "sync",
             get_weights=lambda: self.learner.call("weights"),
-            trace=self._trace_file(),
             **self._coordination(),
         )
         if self.backend.kind == "process":
@@ -216,7 +214,6 @@ class Trainer(ScoredApplication):
 
     def _loop(self) -> dict[str, Any]:
         options, evaluates = self.options, self.evaluator is not None
-        self._steps_before = self.counters["real_data"]
         return dict(
             collect_fn=self.collectors.collect,
             eval_fn=self.evaluate if evaluates else None,
@@ -311,7 +308,7 @@ class Trainer(ScoredApplication):
     def _progressed(self) -> Progressed:
         options, gone, collectors = self.options, self.gone, self.collectors.statistics()
         counts = (
-            Count("environment steps", self.counters["real_data"], options.max_steps or None, self._steps_before),
+            Count("environment steps", self.counters["real_data"], options.max_steps or None),
             Count("updates", self.counters["agent_updates"]),
             Count("seconds", gone, options.max_seconds or None),
         )
@@ -328,7 +325,7 @@ class Trainer(ScoredApplication):
 
     def line(self) -> str:
         """The live line."""
-        options, steps, seen = self.options, self.counters["real_data"], self._progressed()
+        options, steps, seen = self.options, self.counters["real_data"], self.progressed()
         gone, left = self.gone, seconds_left(seen.counts, self.gone)
         parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"real {steps:,}" + (f"/{options.max_steps:,}" if options.max_steps else ""))
@@ -377,6 +374,7 @@ class Trainer(ScoredApplication):
             self.best = {"return": state["best"]["return"], "version": int(state["best"]["version"])}
             self.history = list(state["history"])
             self._busy = {name: float(seconds) for name, seconds in state["busy"].items()}
+            self.earlier_seconds = float(state.get("seconds", 0.0))
             self.counters |= {name: int(state["counters"][name]) for name in COUNTERS}
             self._load_own(state.get("trainer") or {})
         self._logged = self.counters["agent_updates"] // self.options.log_interval

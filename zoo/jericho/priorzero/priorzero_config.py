@@ -61,7 +61,7 @@ env_config = dict(
 )
 
 policy_config = dict(
-    # How many collects training may fall behind (a collect is n_episode episodes); see the table above.
+    # How many collects training may fall behind (a collect is n_episode episodes); see docs/choosing-the-degree.md.
     off_policy_degree=0,
     # Evaluate in the background, on frozen weights, while training goes on.
     enable_async_eval=False,

@@ -78,13 +78,8 @@ class PriorZero(Application):
         self._rates = {"collect": 0.0, "train": 0.0}
         self._stored = 0  # transitions in the replay buffer
         self._reuse: dict[tuple[str, str], dict[str, Any]] = {}  # the last report of each role in each of its processes
-        self._steps_before = self._trains_before = 0
-        try:
-            self._build_or_close(self._build)
-        except BaseException:
-            # Nothing is in it, and the folder would be taken for another run's.
-            (folder / "trace.json").unlink(missing_ok=True)
-            raise
+        self._steps_before = 0
+        self._build_or_close(self._build)
 
     def _build(self) -> None:
         policy = self.options.policy_config
@@ -105,7 +100,6 @@ class PriorZero(Application):
             max_restarts=policy.max_restarts,
             restart_backoff=policy.restart_backoff,
             get_weights=lambda: self.learner.call("weights"),
-            trace=self._trace_file(),
         )
         self._wait_for_roles()
 
@@ -234,7 +228,7 @@ class PriorZero(Application):
         for row in rows:
             row |= {
                 "env_steps": self._steps_of.get(version, self.env_steps),
-                "seconds": time.monotonic() - self._started,
+                "seconds": self._seconds_now(),
             }
             self._keep_evaluation(row)
         return rows
@@ -315,8 +309,8 @@ class PriorZero(Application):
         run, rates = self.options.run_config, self._rates
         steps = max(self.env_steps, self._steps_before + self.collected_steps)
         counts = (
-            Count("environment steps", steps, run.max_env_step or None, self._steps_before),
-            Count("trains", self.coordinator.train_count, run.max_iter or None, self._trains_before),
+            Count("environment steps", steps, run.max_env_step or None),
+            Count("trains", self.coordinator.train_count, run.max_iter or None),
             Count("updates", self.updates),
             Count("seconds", self.gone, run.max_seconds or None),
         )
@@ -344,7 +338,7 @@ class PriorZero(Application):
 
     def line(self) -> str:
         """The live line."""
-        run, seen = self.options.run_config, self._progressed()
+        run, seen = self.options.run_config, self.progressed()
         steps, left = int(seen.counts[0].value), seconds_left(seen.counts, self.gone)
         parts = [duration(self.gone) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"env steps {steps:,}" + (f"/{run.max_env_step:,}" if run.max_env_step else ""))
@@ -409,13 +403,13 @@ class PriorZero(Application):
             batches = None if count < 0 else [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             self.env_steps = int(state["env_steps"])
+            self.earlier_seconds = float(state.get("seconds", 0.0))
             self.best = {"score": state["best"]["score"], "version": int(state["best"]["version"])}
             self.history, self._recent = list(state["history"]), list(state["recent"])
             for worker, number in enumerate(state["streams"][: len(self._streams)]):
                 self._streams[worker] = int(number)
         self.updates = self.learner.call("ready")
         self._records.resume(self.coordinator.train_count, self.env_steps)
-        self._trains_before = self.coordinator.train_count
         self._steps_of[self.coordinator.train_count] = self.env_steps
 
     def _check_same_run(self, state: dict[str, Any], path: Path) -> None:
