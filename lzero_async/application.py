@@ -182,7 +182,7 @@ class Application(ABC):
     def run(self) -> RunResult:
         """Train until a limit is reached; save the last and the best checkpoint on the way."""
         self._started, self._began = time.monotonic(), datetime.now(timezone.utc)
-        self._gone = self._roles_used = None
+        self._gone = self._roles_used = self.ended_by = None
         self._counted_before = {count.name: count.value for count in self._progressed().counts if count.name != SECONDS}
         self._begin_trace()
         self._serve_metrics()
@@ -192,6 +192,7 @@ class Application(ABC):
         self._used_before = {(name, pids[name]): used for name, used in use_of(pids).items()}
         if not self.last_checkpoint.is_file():
             self.save()  # from now on there always is one to go on from
+        self.summarise()  # of a run that goes on, the earlier one tells how that part ended
         try:
             self.progress.watch(self.view)
             return self.coordinator.run(

@@ -98,6 +98,17 @@ def test_a_killed_worker_costs_no_episode(tmp_path: Path, strike: Any) -> None:
     assert_account_closes(tmp_path / "run")
 
 
+def test_a_worker_that_died_between_two_calls_is_counted_as_one_that_died_in_a_call(tmp_path: Path) -> None:
+    trainer = make(tmp_path / "run", "async", backend="process", num_workers=1, eval_every=0)
+    try:
+        trainer.pool.workers[0].kill()
+        assert trainer.run().reason in ("max_train", "max_collect")
+        assert [worker.restarts for worker in trainer.pool.workers] == [1]
+        assert trainer.statistics()["coordinator"]["restarts"] == 1
+    finally:
+        trainer.close()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_worker_fails_the_collect_of_the_barrier_and_comes_back(
     workers: int, tmp_path: Path, strike: Any

@@ -85,6 +85,18 @@ def test_a_resumed_run_keeps_the_earlier_trace_and_counts_on(folder: Path) -> No
     assert len(earlier) == 6 and len(later) == 2 and not set(earlier) & set(later)
 
 
+def test_a_run_that_goes_on_is_not_over_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    assert main(words(folder, total_episodes=8, backend="thread")) == 0
+    assert read_summary(folder)["ended_by"] == "total_episodes"
+    seen, train = [], Trainer.train
+    monkeypatch.setattr(
+        Trainer, "train", lambda *args: (seen.append(read_summary(folder)["ended_by"]), train(*args))[1]
+    )
+    assert main(["--resume", str(folder), "--total_episodes", "16"]) == 0
+    assert seen == [None, None] and read_summary(folder)["ended_by"] == "total_episodes"
+
+
 def test_a_run_that_fails_leaves_a_summary_that_was_not_ended_and_its_warnings(tmp_path: Path) -> None:
     given = {name: value for name, value in SMALL.items() if name != "report"}
     options = build_options({**given, "exp_name": str(tmp_path), "backend": "thread", "eval_every": 0})

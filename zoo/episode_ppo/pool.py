@@ -35,6 +35,7 @@ class EpisodePool(Pool):
         self._playing: list[dict[int, Slot]] = [{} for _ in workers]
         self._room = list(shares)  # episodes that each worker may have
         self._known: list[set[int]] = [set() for _ in workers]  # versions whose weights each worker has
+        self._fallen: set[int] = set()  # workers whose failure was raised, and that were not made anew yet
         self._calls: list[CallStop | None] = [None] * len(self.workers)  # what ends the wait of each worker's call
 
     # -- rounds --------------------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ class EpisodePool(Pool):
     def drive(self, place: int, context: BackgroundContext) -> None:
         """One pass of a worker: give it what it has room for, and take what has ended."""
         worker = self.workers[place]
-        if not worker.alive:
+        if place in self._fallen:
             self._bring_back(place)
         call, *order = self._wait_for_work(place, context.stop)
         unlisten = listen(context.stop, call.set)
@@ -83,6 +84,7 @@ class EpisodePool(Pool):
         except Exception as error:
             if not isinstance(error, Stopped):
                 worker.kill()  # what it has of its episodes cannot be known; the next pass makes it anew
+                self._fallen.add(place)
             raise
         finally:
             unlisten()
@@ -158,6 +160,7 @@ class EpisodePool(Pool):
     def _bring_back(self, place: int) -> None:
         """A worker died: its episodes are played again, from the start, by whoever is free."""
         self.workers[place].restart()
+        self._fallen.discard(place)
         with self._changed:
             lost = [slot for slot in self._playing[place].values() if slot.round in self._rounds]
             self._playing[place].clear()
