@@ -195,6 +195,7 @@ class _Life:
         self._running: _Call | None = None
         self._closing: _Call | None = None
         self._ready = False
+        self._placed = threading.Event()
         self._encoding = ray_host
         self._actor: Any = ray_host.Host.options(**place).remote()  # type: ignore[attr-defined]
         self._start = self._follow(_Call(0), self._actor.start.remote(spec, output))
@@ -204,6 +205,7 @@ class _Life:
     def wait_until_ready(self) -> None:
         """Wait until the role is made; raise what its factory raised."""
         if not self._ready:
+            self._placed.wait()
             self._start.done.wait()
             self._result(self._start, None)
             self._ready = True
@@ -324,6 +326,7 @@ class _Life:
             self.death = self.death or why
             waiting = [call for call in (self._start, self._running, self._closing) if call is not None]
             self._heard.notify_all()
+        self._placed.set()
         for call in waiting:
             call.done.set()
 
@@ -343,6 +346,7 @@ class _Life:
     def _listen(self) -> str:
         self.pid, node, address = self._first_word()
         self.host = "" if node == self._cluster.node else address
+        self._placed.set()
         while True:
             reference = self._actor.watch.remote(self._hang_timeout / 6)
             found = self._cluster.get(reference, self._hang_timeout)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from lzero_async.config import role_resources
 from lzero_async.errors import ConfigError
 
 STORE_SHARE = 0.2  # of this machine's memory, for the object store of a cluster that we start
@@ -62,7 +63,7 @@ class Cluster:
 def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> Cluster:
     """Connect to the cluster at `address` ('': start one on this machine, that nobody else can reach). A program that is
     connected already goes on with that. Raises ConfigError."""
-    check_resources(resources)
+    resources = role_resources("ray_resources", resources)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on every system: listen on loopback only
@@ -90,16 +91,6 @@ def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
         **settings,
     )
     return Cluster(ray, True, True, resources)
-
-
-def check_resources(resources: Mapping[str, Mapping[str, float]]) -> None:
-    """Raise ConfigError unless every need is a number that is not negative."""
-    for kind, needs in resources.items():
-        for name, amount in needs.items():
-            if not isinstance(amount, (int, float)) or isinstance(amount, bool) or amount < 0:
-                raise ConfigError(
-                    f"ray_resources has {amount!r} for {name} of {kind}, but must have a number that is not negative."
-                )
 
 
 def _memory() -> int:

@@ -117,7 +117,11 @@ class Host:
     @ray.method(concurrency_group="watch")
     def hello(self) -> tuple[int, str, str]:
         """The process, the node and the address of its machine."""
-        return os.getpid(), ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address() or socket.gethostname()
+        return (
+            os.getpid(),
+            ray.get_runtime_context().get_node_id(),
+            ray.util.get_node_ip_address() or socket.gethostname(),
+        )
 
     @ray.method(concurrency_group="watch")
     def watch(self, seconds: float) -> list[tuple[str, Encoded]]:
