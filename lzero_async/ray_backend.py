@@ -118,6 +118,11 @@ class RayWorker:
         return self._life.host
 
     @property
+    def node(self) -> str:
+        """Ray's name of the machine that the role lives on; '' while it has no place."""
+        return self._life.node
+
+    @property
     def alive(self) -> bool:
         return self._life.death is None
 
@@ -185,7 +190,7 @@ class _Life:
     ) -> None:
         from lzero_async import ray_host
 
-        self.name, self.pid, self.host = name, 0, ""
+        self.name, self.pid, self.host, self.node = name, 0, "", ""
         self.death: str | None = None
         self._on_event, self._place, self._hang_timeout, self._cluster = on_event, place, hang_timeout, cluster
         self._numbers = itertools.count(1)
@@ -344,8 +349,8 @@ class _Life:
         self.end(why)
 
     def _listen(self) -> str:
-        self.pid, node, address = self._first_word()
-        self.host = "" if node == self._cluster.node else address
+        self.pid, self.node, address = self._first_word()
+        self.host = "" if self.node == self._cluster.node else address
         self._placed.set()
         while True:
             reference = self._actor.watch.remote(self._hang_timeout / 6)
