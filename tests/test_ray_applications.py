@@ -14,16 +14,17 @@ import pytest
 pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = ROOT / "zoo" / "episode_ppo" / "train.py"
-SMALL = (
-    "--env CartPole-v1 --n_envs 4 --num_workers 2 --episodes_per_update 4 --hidden_size 8 --hidden_layers 1 --epochs 1 --eval_every 0 "
-    "--checkpoint_every 2 --report false --backend ray --max_seconds 120"
-).split()  # fmt: skip
+SMALL = {
+    "env": "CartPole-v1", "n_envs": 4, "num_workers": 2, "episodes_per_update": 4, "hidden_size": 8, "hidden_layers": 1,
+    "epochs": 1, "eval_every": 0, "checkpoint_every": 2, "report": "false", "backend": "ray", "max_seconds": 120, "total_episodes": 0,
+}  # fmt: skip
 
 
 def test_a_killed_program_takes_its_cluster_along_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     psutil = pytest.importorskip("psutil")
     folder = tmp_path / "run"
-    command = [sys.executable, str(ENTRY), *SMALL, "--total_episodes", "0", "--exp_name", str(folder)]
+    words = [word for name, value in {**SMALL, "exp_name": folder}.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, str(ENTRY), *words]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert program.stdout is not None
     for line in program.stdout:
