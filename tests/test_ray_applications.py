@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ENTRY = ROOT / "zoo" / "episode_ppo" / "train.py"
 SMALL = {
     "env": "CartPole-v1", "n_envs": 4, "num_workers": 2, "episodes_per_update": 4, "hidden_size": 8, "hidden_layers": 1,
-    "epochs": 1, "eval_every": 0, "checkpoint_every": 2, "report": "false", "backend": "ray", "max_seconds": 120, "total_episodes": 0,
+    "epochs": 1, "eval_every": 0, "checkpoint_every": 2, "report": "false", "backend": "ray", "max_seconds": 120,
+    "total_episodes": 0,
 }  # fmt: skip
 
 
