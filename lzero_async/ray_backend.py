@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.backends import Factory, Worker, close_all
-from lzero_async.calls import PackedError, listen, unpack_error
+from lzero_async.calls import PackedError, listen, stopped, unpack_error
 from lzero_async.clock import RealClock
 from lzero_async.config import positive_number
 from lzero_async.errors import WorkerDied
@@ -129,7 +129,7 @@ class RayWorker:
     def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
         with self._calling:
             life = self._life
-            life.wait_until_ready()
+            life.wait_until_ready(stop)
             return life.call(method, args, stop, timeout)
 
     def cancel(self, reason: str = "cancelled") -> None:
@@ -200,20 +200,34 @@ class _Life:
         self._running: _Call | None = None
         self._closing: _Call | None = None
         self._ready = False
-        self._placed = threading.Event()
         self._encoding = ray_host
         self._actor: Any = ray_host.Host.options(**place).remote()  # type: ignore[attr-defined]
         self._start = self._follow(_Call(0), self._actor.start.remote(spec, output))
 
     # -- the calling side ----------------------------------------------------------------------------------------------
 
-    def wait_until_ready(self) -> None:
-        """Wait until the role is made; raise what its factory raised."""
+    def wait_until_ready(self, stop: StopSignal | None) -> None:
+        """Wait until the role is made; raise what its factory raised, or Stopped if it has no place when `stop` is set."""
         if not self._ready:
-            self._placed.wait()
+            self._wait_for_a_place(stop)
             self._start.done.wait()
             self._result(self._start, None)
             self._ready = True
+
+    def _wait_for_a_place(self, stop: StopSignal | None) -> None:
+        unlisten = listen(stop, self._wake)
+        try:
+            with self._heard:
+                self._heard.wait_for(lambda: self.node or self.death or (stop is not None and stop.is_set()))
+                if not self.node and self.death is None:
+                    assert stop is not None
+                    raise stopped(stop)
+        finally:
+            unlisten()
+
+    def _wake(self, reason: str) -> None:
+        with self._heard:
+            self._heard.notify_all()
 
     def call(self, method: str, args: tuple[Any, ...], stop: StopSignal | None, timeout: float | None) -> Any:
         """Send the call, wait for its reply, and return or raise what it holds."""
@@ -331,7 +345,6 @@ class _Life:
             self.death = self.death or why
             waiting = [call for call in (self._start, self._running, self._closing) if call is not None]
             self._heard.notify_all()
-        self._placed.set()
         for call in waiting:
             call.done.set()
 
@@ -349,9 +362,10 @@ class _Life:
         self.end(why)
 
     def _listen(self) -> str:
-        self.pid, self.node, address = self._first_word()
-        self.host = "" if self.node == self._cluster.node else address
-        self._placed.set()
+        pid, node, address = self._first_word()
+        with self._heard:
+            self.pid, self.node, self.host = pid, node, "" if node == self._cluster.node else address
+            self._heard.notify_all()
         while True:
             reference = self._actor.watch.remote(self._hang_timeout / 6)
             found = self._cluster.get(reference, self._hang_timeout)

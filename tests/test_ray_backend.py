@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from lzero_async import ConfigError, Parcel, WorkerDied, make_backend
+from lzero_async import ConfigError, Parcel, Stopped, WorkerDied, make_backend
+from lzero_async.calls import CallStop
 from lzero_async.config import role_resources
 from lzero_async.options import resources
 from lzero_async.testing import ScriptedRole, conformance
@@ -129,20 +131,27 @@ def test_the_environment_and_the_output_are_the_roles_own(backend: Any, tmp_path
     assert output.read_text() == "hello\n"
 
 
-def test_a_role_without_a_place_is_waited_for_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_role_without_a_place_is_said_and_does_not_outlast_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from lzero_async import ray_backend
 
+    monkeypatch.setattr(ray_backend, "_PATIENCE", 0.2)
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    handler = logging.Handler()
+    handler.emit = lambda record: said.put(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("lzero_async").addHandler(handler)
     backend = make_backend("ray", ray_resources={"scripted": {"unobtainium": 1}})
-    patch = pytest.MonkeyPatch()
-    patch.setattr(ray_backend, "_PATIENCE", 0.2)
     try:
         worker = backend.start("scripted", ScriptedRole)
-        with pytest.raises(WorkerDied):
-            worker.call("do", "result = 1", timeout=1.0)
+        assert "it needs 1 unobtainium, and all machines together have" in said.get(timeout=60)
+        assert worker.pid == 0 and worker.alive
+        stop = CallStop()
+        stop.set("max_train")
+        with pytest.raises(Stopped) as raised:
+            worker.call("do", "result = 1", stop=stop)
+        assert raised.value.origin is stop
     finally:
-        patch.undo()
+        logging.getLogger("lzero_async").removeHandler(handler)
         backend.close(timeout=1.0)
-    assert "it needs 1 unobtainium, and all machines together have" in caplog.text
 
 
 def test_bad_needs_and_addresses_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
