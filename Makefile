@@ -44,7 +44,7 @@ test: $(STAMP) ## all tests but browser, chaos, soak and vllm (about 14 minutes)
 test-browser: $(STAMP) ## reports and traces (in Perfetto) in headless Chromium (needs chromium and chromedriver; about two minutes)
 	$(PY) -m pytest -m browser
 
-bench-seen: $(STAMP) ## what looking at a run costs, the report of a long run, and what the advice is worth (about 35 minutes; needs chromium and chromedriver)
+bench-seen: $(STAMP) ## what looking at a run costs, the report of a long run, and what the advice is worth (about 55 minutes; needs chromium and chromedriver)
 	$(PY) -m benchmarks.seen
 	$(PY) -m benchmarks.advice
 
