@@ -4,8 +4,9 @@ settings is compared with real runs of those.
     python -m benchmarks.advice --only "waiting, one collector"
     python -m benchmarks.advice --share 0.5 --output /tmp/advice.json     shorter runs: a quick look, which renews nothing
 
-Throughput is in batches per second after the first tenth of the trains, the median of several runs of each setting in turn.
-All runs of a configuration make as many trains, since collects change as a run goes on: caches fill, and the agent plays other moves. The runs are left in runs/advice_bench.
+Throughput is in batches per second after the first tenth of the trains, the median of several runs of each setting in turn. All
+runs of a configuration make as many trains, since collects change as a run goes on: caches fill, and the agent plays other moves.
+The runs are left in runs/advice_bench.
 """
 
 from __future__ import annotations
