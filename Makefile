@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo docs docs-blocks soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray docs docs-blocks soak vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -44,7 +44,7 @@ test: $(STAMP) ## all tests but browser, chaos, soak and vllm (about 14 minutes)
 test-browser: $(STAMP) ## reports and traces (in Perfetto) in headless Chromium (needs chromium and chromedriver; about two minutes)
 	$(PY) -m pytest -m browser
 
-bench-seen: $(STAMP) ## what looking at a run costs, the report of a long run, and what the advice is worth (about 35 minutes; needs chromium and chromedriver)
+bench-seen: $(STAMP) ## what looking at a run costs, the report of a long run, and what the advice is worth (about 55 minutes; needs chromium and chromedriver)
 	$(PY) -m benchmarks.seen
 	$(PY) -m benchmarks.advice
 
@@ -76,6 +76,9 @@ bench-mbpo: $(STAMP) ## the bars of MBPO's trainers and their timeline (about 20
 
 bench-episode-ppo: $(STAMP) ## the bars of whole-episode PPO and the picture of a step barrier (about 20 minutes)
 	$(PY) -m benchmarks.episode_ppo
+
+bench-ray: $(STAMP) ## Ray against processes, and nodes that are lost (about 8 minutes)
+	$(PY) -m benchmarks.on_ray
 
 docs: $(STAMP) ## write the references of the configuration and of the API again (docs/config-reference.md, docs/api.md)
 	$(PY) docs/generate.py

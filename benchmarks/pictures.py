@@ -129,7 +129,7 @@ def take_all(browser: Chromium, runs: Path) -> None:
     shoot(browser, page, "seen-report-phone", size=PHONE, tallest=TALL)
     shoot(browser, runs / "both.html", "seen-report-both", tallest=2 * TALL)
     shoot_perfetto(browser, runs / "async" / "trace.json")
-    script = [sys.executable, "docs/tensorboard_picture.py", str(runs / "async"), str(DOCS / "seen-tensorboard.png")]
+    script = [sys.executable, "docs/tensorboard_picture.py", str(runs / "async")]
     subprocess.run(script, cwd=ROOT, check=True)
 
 
@@ -165,7 +165,7 @@ def shoot(
     browser.screen(*(size or PAGE), phone=size == PHONE)
     browser.open(page)
     if size is None:
-        box = browser.script("const b = document.documentElement.getBoundingClientRect(); return [b.width, b.height]")
+        box = browser.script("const b = document.documentElement.viewBox.baseVal; return [b.width, b.height]")
         browser.screen(int(box[0]) + 1, int(box[1]) + 1)
     keep(browser.shot(DOCS / f"{name}.png"), tallest)
 

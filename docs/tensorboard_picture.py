@@ -17,16 +17,17 @@ PATIENCE = 120.0  # seconds for TensorBoard to read the run
 
 def main(arguments: list[str]) -> int:
     """Start TensorBoard on a free port of this machine, wait until it knows the layout, and take the picture."""
-    run, *more = arguments
-    picture = Path(more[0]) if more else HERE / "tensorboard.png"
+    run, more = Path(arguments[0]).resolve(), arguments[1:]
+    picture = Path(more[0]) if more else HERE / "seen-tensorboard.png"
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         print("error: no chromium and no google-chrome on this machine; install one of them.", file=sys.stderr)
         return 2
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", run, "--host", "127.0.0.1"]
-    board = subprocess.Popen([*command, "--port", address.rsplit(":", 1)[1]], stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", run.name, "--host", "127.0.0.1"]
+    port = ["--port", address.rsplit(":", 1)[1]]
+    board = subprocess.Popen([*command, *port], cwd=run.parent, stderr=subprocess.DEVNULL)
     try:
         wait_for_layout(address, board)
         take(browser, f"{address}/#custom_scalars", picture)

@@ -34,6 +34,10 @@ from lzero_async.view import Progressed, View, seconds_left
 KEPT_EVALUATIONS: Final = 10_000
 KEPT_VERSIONS: Final = 1_000
 SHOWN_WARNINGS: Final = 5
+PLACES: Final = {
+    "process": "a process each",
+    "ray": "an actor each on Ray",
+}  # backends whose roles have processes of their own
 SECONDS: Final = "seconds"  # the count of a limit in time
 SCORES: Final = ("mean_return", "min_return", "max_return", "mean_length")
 log = logging.getLogger(__name__)
@@ -356,10 +360,10 @@ class Application(ABC):
         }
 
     def _pids(self) -> dict[str, int]:
-        """The processes of the roles that have one of their own."""
-        if self.backend.kind != "process":
+        """The processes of the roles that have one of their own on this machine."""
+        if self.backend.kind not in PLACES:
             return {}
-        return {worker.name: worker.pid for worker in self._roles() if worker.alive}
+        return {worker.name: worker.pid for worker in self._roles() if worker.alive and not worker.host}
 
     # -- roles and their failures --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Where a role lives: in the calling thread, in a thread of its own, or in a process of its own.
+"""Where a role lives: in the calling thread, in a thread of its own, in a process of its own, or in an actor of a Ray cluster.
 
 A role is any object; a factory makes it: a picklable callable that gets one argument, `emit`, with which the role can tell
 its owner something while a call runs. The owner calls the role's methods through a `Worker`, one call at a time, and needs
@@ -26,7 +26,7 @@ from lzero_async.weights import freeze
 
 Factory = Callable[[Callable[[Any], None]], Any]
 log = logging.getLogger("lzero_async")
-BACKENDS: Final = ("inline", "thread", "process")
+BACKENDS: Final = ("inline", "thread", "process", "ray")
 _MOMENT: Final = 0.1  # seconds for threads that were told to end
 
 
@@ -36,8 +36,12 @@ class Worker(Protocol):
     name: str
 
     @property
+    def host(self) -> str:
+        """The address of the machine that the role lives on; '' is this one."""
+
+    @property
     def pid(self) -> int:
-        """The process that the role lives in."""
+        """The process that the role lives in; 0 while that is not known, since Ray has found no place for it yet."""
 
     @property
     def alive(self) -> bool:
@@ -81,24 +85,40 @@ class Backend(Protocol):
         on_event: Callable[[Any], None] | None = None,
         environment: Mapping[str, str] | None = None,
         output: str = "",
+        here: bool = False,
     ) -> Worker:
         """A worker with the role that `factory` makes; returns at once, and errors of the factory come with the first call.
 
         `on_event` gets what the role emits, in any thread. For a process, `environment` is added to its environment
-        variables, and what it prints goes to the file `output` instead of the terminal.
+        variables, and what it prints goes to the file `output` instead of the terminal. `here` keeps the role on this
+        machine, because it writes files that belong here.
         """
 
     def close(self, timeout: float = 5.0) -> None:
         """Close every worker."""
 
 
-def make_backend(kind: str, *, hang_timeout: float = 60.0) -> Backend:
-    """The backend of that name; `hang_timeout` is the seconds without a sign of life after which a process counts as hung."""
+def make_backend(
+    kind: str,
+    *,
+    hang_timeout: float = 60.0,
+    ray_address: str = "",
+    ray_resources: Mapping[str, Mapping[str, float]] | None = None,
+) -> Backend:
+    """The backend of that name; `hang_timeout` is the seconds without a sign of life after which a process counts as hung.
+
+    For Ray: the address of a cluster ('': one of its own on this machine), and what a role needs of a machine, by the kind
+    of role: {"collector": {"CPU": 1}}.
+    """
     one_of("backend", kind, BACKENDS)
     if kind == "process":
         from lzero_async.processes import ProcessBackend
 
         return ProcessBackend(hang_timeout=hang_timeout)
+    if kind == "ray":
+        from lzero_async.ray_backend import RayBackend
+
+        return RayBackend(hang_timeout=hang_timeout, address=ray_address, resources=ray_resources)
     return InlineBackend() if kind == "inline" else ThreadBackend()
 
 
@@ -136,6 +156,7 @@ class InlineWorker:
 
     def __init__(self, name: str, factory: Factory, on_event: Callable[[Any], None] | None) -> None:
         self.name = name
+        self.host = ""
         self.restarts = 0
         self._factory, self._on_event = factory, on_event
         self._calling = threading.RLock()
@@ -245,6 +266,7 @@ class InlineBackend:
         on_event: Callable[[Any], None] | None = None,
         environment: Mapping[str, str] | None = None,
         output: str = "",
+        here: bool = False,
     ) -> Worker:
         worker = self._make(name, factory, on_event)
         self._workers.append(worker)

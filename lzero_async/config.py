@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lzero_async.errors import ConfigError
@@ -104,3 +104,17 @@ def _warn_about_degree(degree: int, buffer_size: int, batch_size: int) -> None:
 
 def _spaced(remedy: str) -> str:
     return f" {remedy}" if remedy else ""
+
+
+def role_resources(name: str, value: Any) -> dict[str, dict[str, float]]:
+    """What roles need of a machine, by the kind of role, as {"collector": {"CPU": 1}}; ConfigError if it is not that."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'{name} is {value!r}; write it as {{"collector": {{"CPU": 1}}}}.')
+    found: dict[str, dict[str, float]] = {}
+    for kind, needs in value.items():
+        if not isinstance(needs, Mapping):
+            raise ConfigError(f'{name} has {needs!r} for {kind}; write it as {{"{kind}": {{"CPU": 1}}}}.')
+        found[str(kind)] = {
+            str(what): number_between(f"{name} for {what} of {kind}", amount, 0, 1e9) for what, amount in needs.items()
+        }
+    return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
 
-from lzero_async.config import number_between, one_of, whole_number
+from lzero_async.config import number_between, one_of, role_resources, whole_number
 from lzero_async.errors import ConfigError
 
 Check = Callable[[str, Any], Any]
@@ -105,6 +105,16 @@ def arguments(name: str, value: Any) -> dict[str, Any]:
     return found
 
 
+def resources(name: str, value: Any) -> dict[str, dict[str, float]]:
+    """What roles need of a machine: a mapping, or a JSON object as text; ConfigError if it is not that."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"{name} is {value!r}, which is not JSON ({error}).") from error
+    return role_resources(name, value)
+
+
 def present_device(name: str, value: str, remedy: str = "use --device cpu") -> str:
     """The device itself, 'auto' being cuda where there is one; ConfigError with the remedy if it is not here."""
     if value == "cpu":
@@ -169,6 +179,17 @@ WATCHING: Final[Mapping[str, Option]] = MappingProxyType({
     "metrics_port": Option(0, port, "serve Prometheus metrics on this port of this machine (0: not)"),
 })  # fmt: skip
 """What every application offers to those who watch its runs."""
+
+
+RAY: Final[Mapping[str, Option]] = MappingProxyType({
+    "ray_address": Option("", text, "of a Ray cluster, as HOST:6379 or auto, for --backend ray (default: one of its own, here)"),
+    "ray_resources": Option(
+        {}, resources,
+        'what a role needs of a machine of that cluster, by kind, as JSON: {"collector": {"CPU": 1, "GPU": 0.5}} (default: '
+        "a core each)",
+    ),
+})  # fmt: skip
+"""What every application offers for roles on Ray."""
 
 
 class OptionTable:

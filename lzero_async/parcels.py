@@ -38,6 +38,15 @@ class Packed(NamedTuple):
     size: int
 
 
+class Stored(NamedTuple):
+    """A packed value whose buffers lie in memory that nobody writes to and that somebody else looks after; `source` is for
+    him."""
+
+    payload: bytes
+    buffers: Sequence[Any]
+    source: Any = None
+
+
 class Parcel:
     """A value to hand on, with a little `meta` that everybody may read. `open()` gives the value.
 
@@ -46,7 +55,9 @@ class Parcel:
     that the maker goes on changing the value, so that within one process it is copied, too.
     """
 
-    __slots__ = ("__weakref__", "_descriptor", "_held", "_live", "_lock", "_maps", "_packed", "_pool", "_value", "meta")
+    __slots__ = (
+        "__weakref__", "_descriptor", "_held", "_live", "_lock", "_maps", "_packed", "_pool", "_stored", "_value", "meta",
+    )  # fmt: skip
 
     def __init__(self, value: Any, meta: Any = None, *, live: bool = False) -> None:
         self.meta = meta
@@ -54,6 +65,7 @@ class Parcel:
         self._live = live
         self._lock = threading.Lock()
         self._packed: Packed | None = None
+        self._stored: Stored | None = None
         self._pool: RegionPool | None = None
         self._descriptor = -1
         self._maps: list[mmap.mmap] = []
@@ -66,18 +78,30 @@ class Parcel:
         parcel._packed, parcel._descriptor = packed, descriptor
         return parcel
 
+    @classmethod
+    def of_stored(cls, stored: Stored, meta: Any) -> Parcel:
+        """One that lies in a store."""
+        parcel = cls(None, meta)
+        parcel._stored = stored
+        return parcel
+
     @property
     def nbytes(self) -> int | None:
         """Its size on its way; None where it was not packed, since it stays in this process."""
-        packed = self._packed
+        packed, stored = self._packed, self._stored
+        if stored is not None:
+            return len(stored.payload) + sum(memoryview(buffer).nbytes for buffer in stored.buffers)
         return None if packed is None else len(packed.payload) + sum(map(len, packed.inside)) + packed.size
 
     def open(self) -> Any:
         """The value. Raises LzeroAsyncError after the call that the parcel came with."""
         with self._lock:
-            packed = self._packed
-            if packed is None:
+            packed, stored = self._packed, self._stored
+            if packed is None and stored is None:
                 return self._value
+        if stored is not None:  # its memory cannot be mapped for writing
+            return loads(stored.payload, [bytearray(buffer) for buffer in stored.buffers])
+        assert packed is not None
         if not packed.spans:
             return loads(packed.payload, [bytearray(buffer) for buffer in packed.inside])
         self._raise_if_closed()
@@ -91,7 +115,9 @@ class Parcel:
         """The value, to be copied from only: writing to its arrays raises, writing to its tensors ends the process. Cheaper
         than `open` for what comes again and again, like weights: the memory stays mapped from one call to the next."""
         with self._lock:
-            packed = self._packed
+            packed, stored = self._packed, self._stored
+        if stored is not None:
+            return loads(stored.payload, stored.buffers, read_only=True)
         if packed is None or not packed.spans:
             return self.open()
         self._raise_if_closed()
@@ -103,7 +129,7 @@ class Parcel:
     def settled(self, copy: Callable[[Any], Any]) -> Parcel:
         """Itself, with a copy of its value if its maker goes on changing that."""
         with self._lock:
-            if self._live and self._packed is None:
+            if self._live and self._packed is None and self._stored is None:
                 self._value, self._live = copy(self._value), False
         return self
 
@@ -111,7 +137,10 @@ class Parcel:
         """Its packed form and the descriptor that goes with it (-1: none); made once, and sent by the caller."""
         with self._lock:
             if self._packed is None:
-                self._packed, self._descriptor = pool.pack(self._value)
+                stored = self._stored
+                value = self._value if stored is None else loads(stored.payload, stored.buffers, read_only=True)
+                self._packed, self._descriptor = pool.pack(value)
+                del value
                 self._value = None
                 if self._descriptor >= 0:
                     self._pool = pool
@@ -120,6 +149,24 @@ class Parcel:
                 self._raise_if_closed()
                 pool.sending(self._packed.region, own=self._pool is pool)
             return self._packed, self._descriptor
+
+    def contents(self) -> tuple[bytes, Sequence[Any]]:
+        """Its pickle and its buffers as they are now, not copied."""
+        with self._lock:
+            if self._stored is not None:
+                return self._stored.payload, self._stored.buffers
+        buffers: list[pickle.PickleBuffer] = []
+        payload = dumps(self.read(), buffers.append)
+        return payload, [buffer.raw() for buffer in buffers]
+
+    def store(self, put: Callable[[bytes, Sequence[Any]], Stored]) -> Stored:
+        """Its stored form: `put(payload, buffers)` makes it, once; from then on the value lies there only."""
+        payload, buffers = self.contents()
+        with self._lock:
+            if self._stored is None:
+                self._stored = put(payload, buffers)
+                self._value = None
+            return self._stored
 
     def __reduce__(self) -> tuple[type[Parcel], tuple[Any, Any]]:
         """Pickled for a file, or copied: with its content."""

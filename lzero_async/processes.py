@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import pickle
 import select
 import signal
 import socket
@@ -21,8 +20,9 @@ from lzero_async.backends import Factory, Worker, close_all
 from lzero_async.calls import PackedError, listen, unpack_error
 from lzero_async.clock import RealClock
 from lzero_async.config import positive_number
-from lzero_async.errors import ConfigError, LzeroAsyncError, WorkerDied
+from lzero_async.errors import LzeroAsyncError, WorkerDied
 from lzero_async.parcels import Parcel, RegionPool
+from lzero_async.role_process import specification
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
 from lzero_async.wire import Message, Wire, WireClosed
@@ -55,6 +55,7 @@ class ProcessBackend:
         on_event: Callable[[Any], None] | None = None,
         environment: Mapping[str, str] | None = None,
         output: str = "",
+        here: bool = False,
     ) -> Worker:
         """See `Backend.start`."""
         worker = ProcessWorker(
@@ -90,8 +91,11 @@ class ProcessWorker:
         pool: RegionPool,
     ) -> None:
         self.name = name
+        self.host = ""
         self.restarts = 0
-        self._spec = _specification(name, factory, hang_timeout)
+        self._spec = {
+            **specification(name, factory), "heartbeat": hang_timeout / 6, "parent": os.getpid(),
+        }  # fmt: skip
         self._on_event, self._environment, self._output = on_event, environment, output
         self._hang_timeout, self._threads, self._pool = hang_timeout, threads, pool
         self._calling = threading.Lock()
@@ -149,32 +153,6 @@ class ProcessWorker:
         )
         self._threads.start(self.name, life.listen)
         return life
-
-
-def _specification(name: str, factory: Factory, hang_timeout: float) -> dict[str, Any]:
-    """What a new process needs to make the role; pickled once, so that a bad factory is refused here."""
-    try:
-        data = pickle.dumps(factory)
-    except Exception as error:  # whatever its parts raise
-        raise ConfigError(
-            f"The factory of {name} cannot be sent to another process ({error}); use a function or class of a module, "
-            "with functools.partial for its arguments."
-        ) from error
-    main = None
-    if b"__main__" in data:
-        from multiprocessing import spawn
-
-        found = spawn.get_preparation_data(name)
-        main = {key: value for key, value in found.items() if key.startswith("init_main")}
-    levels = {key: logging.getLogger(key).getEffectiveLevel() for key in ("lzero_async", "zoo")}
-    return {
-        "factory": data,
-        "main": main,
-        "sys_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
-        "heartbeat": hang_timeout / 6,
-        "parent": os.getpid(),
-        "log_levels": levels,
-    }
 
 
 class _Call:

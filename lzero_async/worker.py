@@ -10,21 +10,18 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
-import logging
 import os
-import pickle
 import queue
 import signal
 import socket
 import sys
-import threading
 import time
-import traceback
 from typing import Any
 
-from lzero_async.calls import CallStop, pack_error
+from lzero_async.calls import pack_error
 from lzero_async.clock import RealClock
 from lzero_async.parcels import RegionPool
+from lzero_async.role_process import Stops, build_role, send_logs
 from lzero_async.threads import ThreadGroup
 from lzero_async.wire import Message, Wire, WireClosed
 
@@ -42,8 +39,8 @@ def main(descriptor: int, lifeline: int) -> None:
     sys.path[:] = spec["sys_path"]
     link = _Link(wire, spec["heartbeat"], spec["parent"])
     ThreadGroup(RealClock(), "lzero-worker").start("link", link.serve)
-    _send_logs(wire, spec["log_levels"])
-    role = _answer(wire, start, lambda: _build(spec, link))
+    send_logs(link.log, spec["log_levels"])
+    role = _answer(wire, start, lambda: build_role(spec, link.emit))
     if role is not None:
         _serve(role, link, wire, pool)
     # Not sys.exit: threads and finalizers of the role's libraries may hang, and everything worth keeping was closed.
@@ -68,7 +65,7 @@ def _pass_over(number: int, frame: Any) -> None:
 def _serve(role: Any, link: _Link, wire: Wire, pool: RegionPool) -> None:
     while (message := link.calls.get()) is not None:
         _answer(wire, message, lambda message=message: _call(role, link, pool, message))
-        link.finished(message.number)
+        link.stops.finished(message.number)
         message = None
     close = getattr(role, "close", None)
     if close is not None:
@@ -78,7 +75,7 @@ def _serve(role: Any, link: _Link, wire: Wire, pool: RegionPool) -> None:
 def _call(role: Any, link: _Link, pool: RegionPool, message: Message) -> Any:
     method, args, with_stop, given_back = message.value()
     pool.give_back(given_back)
-    options = {"stop": link.stop_of(message.number)} if with_stop else {}
+    options = {"stop": link.stops.of(message.number)} if with_stop else {}
     return getattr(role, method)(*args, **options)
 
 
@@ -107,18 +104,6 @@ def _answer(wire: Wire, message: Message | None, work: Any) -> Any:
     return result
 
 
-def _build(spec: dict[str, Any], link: _Link) -> Any:
-    if spec["main"] is not None:
-        from multiprocessing import spawn
-
-        spawn.prepare(spec["main"])
-    factory = pickle.loads(spec["factory"])
-    role = factory(link.emit)
-    if role is None:
-        raise TypeError(f"the factory {factory!r} returned None; it must return the role")
-    return role
-
-
 class _Link:
     """What the parent says: calls in a queue for the main thread, stops of calls at once."""
 
@@ -127,23 +112,16 @@ class _Link:
         self._wire = wire
         self._heartbeat = heartbeat
         self._parent = parent
-        self._lock = threading.Lock()
-        self._stops: dict[int, CallStop] = {}
+        self.stops = Stops()
 
     def emit(self, event: Any) -> None:
         """Tell the parent something while a call runs."""
         self._wire.send("event", 0, event)
 
-    def stop_of(self, number: int) -> CallStop:
-        """The stop signal of a call; it may have been set before the call began."""
-        with self._lock:
-            return self._stops.setdefault(number, CallStop())
-
-    def finished(self, number: int) -> None:
-        """Forget the stops up to this call."""
-        with self._lock:
-            for old in [key for key in self._stops if key <= number]:
-                del self._stops[old]
+    def log(self, record: tuple[str, int, str]) -> None:
+        """Let the parent's handlers have what was logged; when nobody is there, nobody reads it."""
+        with contextlib.suppress(WireClosed):
+            self._wire.send("log", 0, record)
 
     def serve(self) -> None:
         """The link thread."""
@@ -160,36 +138,9 @@ class _Link:
                 if message.kind == "call":
                     self.calls.put(message)
                 elif message.kind == "stop":
-                    self.stop_of(message.number).set(message.value())
+                    self.stops.of(message.number).set(message.value())
                 elif message.kind == "close":
                     self.calls.put(None)
         except BaseException:
             # The parent is gone, or the connection is in disorder: nobody can use this process, so it ends now.
             os.killpg(os.getpgid(0), signal.SIGKILL)
-
-
-def _send_logs(wire: Wire, levels: dict[str, int]) -> None:
-    """What is logged here is handled by the parent's handlers."""
-    handler = _WireHandler(wire)
-    for name, level in levels.items():
-        logger = logging.getLogger(name)
-        logger.setLevel(level)
-        logger.addHandler(handler)
-        logger.propagate = False
-
-
-class _WireHandler(logging.Handler):
-    def __init__(self, wire: Wire) -> None:
-        super().__init__()
-        self._wire = wire
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = record.getMessage()
-            if record.exc_info:
-                text += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
-            self._wire.send("log", 0, (record.name, record.levelno, text))
-        except WireClosed:  # nobody is there to read it
-            return
-        except Exception:  # a message that does not fit its arguments must not fail the role
-            self.handleError(record)

@@ -32,7 +32,12 @@ from lzero_async.testing import ScriptedRole, conformance
 from tests.process_tools import children
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES = [(kind, check) for kind in BACKENDS for check in conformance.applicable(kind)]
+CASES = [
+    (kind, check)
+    for kind in BACKENDS
+    if kind != "ray"  # in test_ray_backend.py
+    for check in conformance.applicable(kind)
+]
 BIG = 200_000
 HOLD_THE_LOCK = "import ctypes; sleep = ctypes.PyDLL(None).sleep; emit('busy'); sleep(60)"  # in C, with the GIL
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.options import build_options
 from zoo.jericho.priorzero.priorzero_entry import main
 from zoo.jericho.priorzero.saving import CHECKPOINT
+from zoo.jericho.priorzero.trainer import PriorZero
 
 pytestmark = pytest.mark.slow
 ENTRY = Path(__file__).resolve().parents[1] / "zoo" / "jericho" / "priorzero" / "priorzero_entry.py"
@@ -79,6 +81,21 @@ def test_a_run_writes_what_it_says(straight: Path, capsys: pytest.CaptureFixture
     assert results["reuse"]["encoder_hit_rate"] > 0
     assert {path.name for path in (straight / "ckpt").iterdir()} == {"last.safetensors", "best.safetensors"}
     assert list((straight / "log").glob("events.*"))
+
+
+def test_the_score_of_a_run_is_that_of_the_mode_it_is_evaluated_in() -> None:
+    rows = [("prior", 3.0), ("prior", 7.0), ("prior", 5.0), ("world_model", 9.0), ("llm", 1.0)]
+    run = SimpleNamespace(max_env_step=0, max_iter=0, max_seconds=0)
+    options = SimpleNamespace(run_config=run, policy_config=SimpleNamespace(replay_buffer_size=10))
+    application = SimpleNamespace(
+        options=options, history=[{"mode": mode, "mean": mean} for mode, mean in rows], _rates={"collect": 0, "train": 0},
+        env_steps=0, collected_steps=0, _steps_before=0, updates=0, gone=1.0, _stored=0, _recent=[],
+        coordinator=SimpleNamespace(train_count=0), queue=SimpleNamespace(mean=None), game=SimpleNamespace(max_score=10),
+    )  # fmt: skip
+    seen = PriorZero._progressed(application)
+    assert (seen.last_score, seen.best_score) == (5.0, 7.0)
+    application.history = []
+    assert PriorZero._progressed(application).last_score is None
 
 
 def test_a_second_run_does_not_touch_the_first(straight: Path, llm: str) -> None:

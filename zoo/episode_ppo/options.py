@@ -11,6 +11,7 @@ from easydict import EasyDict
 from lzero_async.config import positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
+    RAY,
     WATCHING,
     Option,
     OptionTable,
@@ -69,8 +70,10 @@ GROUPS: dict[str, dict[str, Option]] = {
     "where": {
         "device": Option("auto", device, "of the learner: auto, cpu, cuda or cuda:N"),
         "backend": Option(
-            "auto", words("auto", "thread", "process"), "where the roles live; auto: processes; thread: all in one"
+            "auto", words("auto", "thread", "process", "ray"),
+            "where the roles live; auto: processes; thread: all in one; ray: on a Ray cluster",
         ),
+        **RAY,
         "torch_threads": Option(1, whole(1), "torch threads of the learner"),
         "max_restarts": Option(5, whole(0), "restarts in a row of a role that fails"),
         "restart_backoff": Option(0.2, positive_number, "seconds before the first of them, doubling"),

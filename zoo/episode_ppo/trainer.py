@@ -15,7 +15,7 @@ from typing import Any, Final
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
-from lzero_async.application import ScoredApplication, thread_limit
+from lzero_async.application import PLACES, ScoredApplication, thread_limit
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
@@ -45,7 +45,11 @@ class Trainer(ScoredApplication):
         records = Records(
             folder, wandb=options.wandb, project="episode_ppo", run_name=folder.name, config=dict(options)
         )
-        backend = make_backend("process" if options.backend == "auto" else options.backend)
+        backend = make_backend(
+            "process" if options.backend == "auto" else options.backend,
+            ray_address=options.ray_address,
+            ray_resources=options.ray_resources,
+        )
         super().__init__(options, folder, backend, records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.spaces = spaces
@@ -57,7 +61,7 @@ class Trainer(ScoredApplication):
     def _build(self) -> None:
         """Start every role; they are made at the same time, each in its own place. Then wait for them."""
         options, shares = self.options, shares_of(self.options)
-        where = "a process each" if self.backend.kind == "process" else "threads of this process"
+        where = PLACES.get(self.backend.kind, "threads of this process")
         self.progress.note(f"starting {len(shares)} workers with {options.n_envs} environments, {where} ...")
         workers = [
             self._start(f"envs {place}", partial(roles.make_workers_envs, options, envs, place))
@@ -70,7 +74,10 @@ class Trainer(ScoredApplication):
             self.evaluator = self._start("evaluator", partial(roles.make_evaluator, options, envs))
         learning = EasyDict(options, device=device_of(options))
         self.learner = self._start(
-            "learner", partial(roles.make_learner, learning, tuple(self.spaces)), threads=options.torch_threads
+            "learner",
+            partial(roles.make_learner, learning, tuple(self.spaces)),
+            threads=options.torch_threads,
+            here=True,
         )
         for worker in self._roles():
             worker.call("ready")
@@ -88,12 +95,13 @@ class Trainer(ScoredApplication):
         self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
 
-    def _start(self, name: str, factory: Callable[..., Any], *, threads: int = 1) -> Worker:
+    def _start(self, name: str, factory: Callable[..., Any], *, threads: int = 1, here: bool = False) -> Worker:
         return self.backend.start(
             name,
             factory,
             environment=thread_limit(threads),
             output=str(self.folder / f"{name.replace(' ', '-')}.out"),
+            here=here,
         )
 
     def _roles(self) -> list[Worker]:

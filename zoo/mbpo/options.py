@@ -10,6 +10,7 @@ from easydict import EasyDict
 from lzero_async.config import one_of, positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
+    RAY,
     WATCHING,
     Option,
     OptionTable,
@@ -59,9 +60,10 @@ GROUPS: dict[str, dict[str, Option]] = {
     "where": {
         "device": Option("auto", device, "of the learner: auto, cpu, cuda or cuda:N"),
         "backend": Option(
-            "auto", words("auto", "inline", "thread", "process"),
-            "where the roles live; auto: inline for sync, else processes",
+            "auto", words("auto", "inline", "thread", "process", "ray"),
+            "where the roles live; auto: inline for sync, else processes; ray: on a Ray cluster",
         ),
+        **RAY,
         "torch_threads": Option(0, whole(0), "torch threads of each role that learns (0: one, or all for sync)"),
         "max_restarts": Option(5, whole(0), "restarts in a row of a collector that fails"),
         "restart_backoff": Option(0.2, positive_number, "seconds before the first of them, doubling"),
@@ -233,7 +235,7 @@ def _check_together(options: EasyDict) -> None:
             f"backend is {options.backend!r}, but the sync trainer runs in turn in one process; use inline."
         )
     if options.trainer != SYNC and options.backend == "inline":
-        raise ConfigError(f"backend is 'inline', but the {options.trainer} trainer needs thread or process.")
+        raise ConfigError(f"backend is 'inline', but the {options.trainer} trainer needs thread, process or ray.")
     if options.trainer == CONTINUOUS:
         _check_continuous(options)
 

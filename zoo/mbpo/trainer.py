@@ -16,7 +16,7 @@ from typing import Any, Final
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
-from lzero_async.application import ScoredApplication, thread_limit
+from lzero_async.application import PLACES, ScoredApplication, thread_limit
 from lzero_async.errors import ConfigError
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
@@ -45,7 +45,10 @@ class Trainer(ScoredApplication):
         self, options: EasyDict, folder: Path, *, source: EnvSource | None = None, progress: Progress | None = None
     ) -> None:
         records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
-        super().__init__(options, folder, make_backend(backend_of(options)), records, progress)
+        backend = make_backend(
+            backend_of(options), ray_address=options.ray_address, ray_resources=options.ray_resources
+        )
+        super().__init__(options, folder, backend, records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.ages: dict[str, float] = {}  # of the sampled rows, by source
         self._fill: dict[str, float] = {}
@@ -60,8 +63,8 @@ class Trainer(ScoredApplication):
     def _build(self) -> None:
         """Start every role; they are made at the same time, each in its own place. Then wait for them."""
         options = self.options
-        if self.backend.kind == "process":
-            self.progress.note(f"{options.trainer} trainer: starting the roles, a process each ...")
+        if place := PLACES.get(self.backend.kind):
+            self.progress.note(f"{options.trainer} trainer: starting the roles, {place} ...")
         self.collectors = AsyncDataCollector(
             self.backend,
             self.source,
@@ -99,7 +102,7 @@ class Trainer(ScoredApplication):
             get_weights=lambda: self.learner.call("weights"),
             **self._coordination(),
         )
-        if self.backend.kind == "process":
+        if self.backend.kind in PLACES:
             self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
 
@@ -109,17 +112,20 @@ class Trainer(ScoredApplication):
     def _output_of(self, name: str) -> str:
         return str(self.folder / f"{name.replace(' ', '-')}.out")
 
-    def _start(self, name: str, factory: Callable[..., Any], *, threads: int | None = None) -> Worker:
+    def _start(
+        self, name: str, factory: Callable[..., Any], *, threads: int | None = None, here: bool = False
+    ) -> Worker:
         return self.backend.start(
             name,
             factory,
             on_event=self._told,
             environment=thread_limit(threads or self._threads() or 1),
             output=self._output_of(name),
+            here=here,
         )
 
     def _start_role(self, name: str, role: str, options: EasyDict, sizes: tuple[int, int]) -> Worker:
-        return self._start(name, partial(make_role, role, options, sizes))
+        return self._start(name, partial(make_role, role, options, sizes), here=True)
 
     # -- what a trainer says ---------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from lzero_async.options import (
     flag,
     nonempty,
     present_device,
+    resources,
     seed,
     text,
     whole,
@@ -57,7 +58,8 @@ RULES: dict[str, dict[str, Check]] = {
     ),
     "policy_config": dict(
         off_policy_degree=whole(-1), enable_async_eval=flag, num_collectors=whole(1),
-        backend=words("auto", "inline", "thread", "process"), staleness_policy=words("wait", "drop", "allow"),
+        backend=words("auto", "inline", "thread", "process", "ray"),
+        ray_address=text, ray_resources=resources, staleness_policy=words("wait", "drop", "allow"),
         adaptive_degree=flag, max_degree=whole(1), max_restarts=whole(0), restart_backoff=positive_number,
         hang_timeout=between(1, 1e6), n_episode=whole(1), update_per_collect=whole(0),
         replay_ratio=positive_number, batch_size=whole(2), replay_buffer_size=whole(1), game_segment_length=whole(1),
@@ -174,7 +176,7 @@ def _check_roles(options: EasyDict) -> None:
     if policy.backend == "inline" and not is_synchronous(options):
         raise ConfigError(
             "policy_config.backend is 'inline', which runs everything in turn; at this off_policy_degree set it to "
-            "'process' or 'thread'."
+            "'process', 'thread' or 'ray'."
         )
     if policy.adaptive_degree and policy.off_policy_degree == 0:
         raise ConfigError("policy_config.adaptive_degree needs off_policy_degree 1 or more (or -1) to start from.")

@@ -67,8 +67,12 @@ policy_config = dict(
     enable_async_eval=False,
     # Collectors that play at once, each with its own games, model and language model; at most off_policy_degree are busy.
     num_collectors=1,
-    # Where the roles live: 'auto' ('process'; at degree 0 without async eval 'inline'), 'inline', 'thread', 'process'.
+    # Where the roles live: 'auto' ('process'; at degree 0 without async eval 'inline'), 'inline', 'thread', 'process', 'ray'.
     backend="auto",
+    # Address of a Ray cluster, as 'HOST:6379' or 'auto' (backend 'ray'; '': one of its own, on this machine).
+    ray_address="",
+    # What a role needs of a machine of that cluster, by kind: {'collector': {'CPU': 1, 'GPU': 0.5}}; {}: a core each.
+    ray_resources={},
     # What happens to a batch that cannot keep its bound: 'wait' (it cannot happen), 'drop' or 'allow'.
     staleness_policy="wait",
     # Let the degree follow the run, from off_policy_degree (at least 1) up to max_degree.

@@ -69,6 +69,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how.add_argument("--off_policy_degree", type=int, help="0 synchronous, 1 and more asynchronous, -1 automatic")
     how.add_argument("--num_collectors", type=int, help="collectors that play at once (at most the degree are busy)")
     how.add_argument("--async_eval", action="store_true", default=None, help="evaluate in the background")
+    how.add_argument(
+        "--backend", choices=("auto", "inline", "thread", "process", "ray"),
+        help="where the roles live (default: auto, processes from degree 1 on; ray: on a Ray cluster)",
+    )  # fmt: skip
+    how.add_argument("--ray_address", help="Ray cluster to use, as HOST:6379 or auto (default: one of its own, here)")
     watching = parser.add_argument_group("watching")
     watching.add_argument("--plain", action="store_true", default=None, help="lines instead of the live view")
     watching.add_argument(
@@ -96,6 +101,8 @@ FLAGS = {
     "off_policy_degree": "policy_config.off_policy_degree",
     "num_collectors": "policy_config.num_collectors",
     "async_eval": "policy_config.enable_async_eval",
+    "backend": "policy_config.backend",
+    "ray_address": "policy_config.ray_address",
     "plain": "run_config.plain",
     "wandb": "run_config.wandb",
     "metrics_port": "run_config.metrics_port",

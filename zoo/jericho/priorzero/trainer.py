@@ -18,7 +18,7 @@ import numpy as np
 from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
-from lzero_async.application import Application, thread_limit
+from lzero_async.application import PLACES, Application, thread_limit
 from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
 from lzero_async.progress import Progress, duration
@@ -55,7 +55,12 @@ class PriorZero(Application):
 
     def __init__(self, options: EasyDict, game: Game, folder: Path, progress: Progress | None = None) -> None:
         policy = options.policy_config
-        backend = make_backend(backend_of(options), hang_timeout=policy.hang_timeout)
+        backend = make_backend(
+            backend_of(options),
+            hang_timeout=policy.hang_timeout,
+            ray_address=policy.ray_address,
+            ray_resources=policy.ray_resources,
+        )
         records = Records(
             folder,
             wandb=options.run_config.wandb,
@@ -84,9 +89,9 @@ class PriorZero(Application):
     def _build(self) -> None:
         policy = self.options.policy_config
         self._start_roles()
-        if self.backend.kind == "process":
+        if place := PLACES.get(self.backend.kind):
             names = ", ".join(worker.name for worker in self._roles())
-            self.progress.note(f"starting {names}, a process each ...")
+            self.progress.note(f"starting {names}, {place} ...")
         self.coordinator = AsyncTrainingCoordinator(
             policy.off_policy_degree,
             policy.enable_async_eval,
@@ -113,16 +118,17 @@ class PriorZero(Application):
             for device in dict.fromkeys(places)
         }
 
-        def start(name: str, factory: Callable[..., Any]) -> Worker:
+        def start(name: str, factory: Callable[..., Any], here: bool = False) -> Worker:
             return self.backend.start(
                 name,
                 factory,
                 on_event=self._told,
                 environment=thread_limit(threads),
                 output=str(self.folder / f"{name.replace(' ', '-')}.out"),
+                here=here,
             )
 
-        self.learner = start("learner", partial(roles.learner, parts[places[0]], policy.learner_device))
+        self.learner = start("learner", partial(roles.learner, parts[places[0]], policy.learner_device), here=True)
         self.collectors = [
             start(
                 f"collector {number}",
@@ -150,7 +156,7 @@ class PriorZero(Application):
             report = worker.call("ready")
             if worker is not self.learner:
                 self._report_reuse(worker, report)
-        if self.backend.kind == "process":
+        if self.backend.kind in PLACES:
             self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
 
@@ -314,6 +320,8 @@ class PriorZero(Application):
             Count("updates", self.updates),
             Count("seconds", self.gone, run.max_seconds or None),
         )
+        # The first row is of the mode that the run is evaluated in; at the end others follow.
+        scores = [row["mean"] for row in self.history if row["mode"] == self.history[0]["mode"]]
         return Progressed(
             counts=counts,
             rates={"environment steps/s": rates["collect"], "updates/s": rates["train"]},
@@ -321,8 +329,8 @@ class PriorZero(Application):
                 "queue": self.queue.mean, "buffer": self._stored / self.options.policy_config.replay_buffer_size
             },
             score="score",
-            last_score=self.history[-1]["mean"] if self.history else None,
-            best_score=self.best["score"],
+            last_score=scores[-1] if scores else None,
+            best_score=max(scores, default=None),
             highest_score=self.game.max_score,
             recent_score=float(np.mean(self._recent)) if self._recent else None,
         )  # fmt: skip

@@ -1,0 +1,131 @@
+"""What Ray costs and what it survives: `python -m benchmarks.on_ray` (about 6 minutes; needs the extra ray).
+
+Writes benchmarks/results/ray.json and the table of docs/ray.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.harness import Bar, main_guard, run_bars
+from lzero_async import AsyncTrainingCoordinator, Worker, make_backend
+from lzero_async.testing import CollectorRole, LearnerRole, ScriptedRole
+from lzero_async.testing.ray_nodes import Loss, RayNodes, lose_a_node
+
+ROOT = Path(__file__).resolve().parent.parent
+COLLECTORS, DEGREE, SECONDS, SIZE = 8, 16, 0.2, 500_000
+BATCHES, ROUNDS, LOSSES = 300, 5, 10
+
+
+def batches_per_second(kind: str) -> float:
+    """Of eight collectors that wait, and a learner that only counts."""
+    backend = make_backend(kind)
+    try:
+        learner = backend.start("learner", partial(LearnerRole, size=SIZE), here=True)
+        collectors = [
+            backend.start(f"collector {worker}", partial(CollectorRole, worker=worker, seconds=SECONDS, size=SIZE))
+            for worker in range(COLLECTORS)
+        ]
+        for collector in collectors:
+            collector.call("collect", learner.call("weights"))
+        with AsyncTrainingCoordinator(
+            DEGREE, num_collectors=COLLECTORS, get_weights=lambda: learner.call("weights")
+        ) as coordinator:
+            began = time.monotonic()
+            coordinator.run(
+                lambda context: collectors[context.worker].call("collect", context.snapshot.state, stop=context.stop),
+                lambda batch: learner.call("train", batch.id, batch.data),
+                max_train=BATCHES,
+                print_statistics=False,
+            )
+            return BATCHES / (time.monotonic() - began)
+    finally:
+        backend.close()
+
+
+def speed() -> list[Bar]:
+    """Both backends, in turn, several times."""
+    found: dict[str, list[float]] = {"process": [], "ray": []}
+    for _ in range(ROUNDS):
+        for kind, rates in found.items():
+            rates.append(batches_per_second(kind))
+    ratios = iter([mine / theirs for mine, theirs in zip(found["ray"], found["process"], strict=True)])
+    most = COLLECTORS / SECONDS
+    name = f"{COLLECTORS} collectors that wait {SECONDS:g} s, {SIZE / 1e6:g} MB a batch"
+    return [
+        Bar(f"{name}: batches/s on Ray / on processes", 0.9, True, lambda: next(ratios), ROUNDS),
+        *(
+            Bar(f"{name}: batches/s on {kind} / the most possible", None, True, partial(next, iter(rates)), ROUNDS)
+            for kind, rates in ((kind, [rate / most for rate in rates]) for kind, rates in found.items())
+        ),
+    ]
+
+
+def calls() -> list[Bar]:
+    """What a call and a parcel cost, for the simulator."""
+    values: dict[str, list[float]] = {}
+    for kind in ("process", "ray"):
+        backend = make_backend(kind)
+        try:
+            worker = backend.start("scripted", ScriptedRole)
+            worker.call("do", "from lzero_async.testing.fakes import Block")
+            values[f"a call on {kind}, ms"] = _milliseconds(worker, "result = 1", 200)
+            for size in (1_000_000, 20_000_000):
+                name = f"a parcel of {size // 1_000_000} MB from {kind}, ms"
+                values[name] = _milliseconds(worker, f"result = Parcel(Block(bytearray({size})))", 20)
+        finally:
+            backend.close()
+    return [Bar(name, None, False, partial(next, iter(found)), len(found)) for name, found in values.items()]
+
+
+def _milliseconds(worker: Worker, source: str, count: int) -> list[float]:
+    """A call that runs this source: medians of five series."""
+    series = []
+    for _ in range(5):
+        times = []
+        for _ in range(max(1, count // 5)):
+            start = time.perf_counter()
+            worker.call("do", source)
+            times.append(1000 * (time.perf_counter() - start))
+        series.append(statistics.median(times))
+    return series
+
+
+def loss() -> list[Bar]:
+    """A node is taken away while its collectors are busy; as often as the issue asks."""
+    found: list[Loss] = []
+    nodes = RayNodes(2)
+    try:
+        for number in range(LOSSES):
+            found.append(lose_a_node(nodes))
+            nodes.add()
+            print(f"  loss {number + 1}: {found[-1]}", file=sys.stderr, flush=True)
+    finally:
+        nodes.close()
+    columns = {
+        "batches counted twice": (0, False, [one.twice for one in found]),
+        "batches trained / wanted": (1, True, [one.trained / 150 for one in found]),
+        "highest staleness / its bound": (1, False, [one.staleness / one.degree for one in found]),
+        "batches/s after / before": (0.8, True, [one.rate_after / one.rate_before for one in found]),
+        "seconds until it is seen": (10, False, [one.seen_seconds for one in found]),
+        "seconds until all collectors are back": (None, False, [one.back_seconds for one in found]),
+    }
+    return [
+        Bar(f"a node lost while busy: {name}", limit, at_least, partial(next, iter(values)), LOSSES)
+        for name, (limit, at_least, values) in columns.items()
+    ]
+
+
+def main() -> int:
+    """Measure, print, write."""
+    groups = {"speed": speed, "calls": calls, "loss": loss}
+    page = ROOT / "docs" / "ray.md"
+    return run_bars("Ray", groups, ROOT / "benchmarks" / "results" / "ray.json", page)
+
+
+if __name__ == "__main__":
+    main_guard(main)

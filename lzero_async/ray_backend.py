@@ -1,0 +1,411 @@
+"""Workers as actors of a Ray cluster: on this machine, or on any that the cluster has.
+
+Ray places them, moves what they return, and says when one is lost; counting, restarting and everything else is the same as
+for processes. A batch is fetched to this machine as soon as its call ends, so that it survives the machine that made it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from lzero_async.backends import Factory, Worker, close_all
+from lzero_async.calls import PackedError, listen, stopped, unpack_error
+from lzero_async.clock import RealClock
+from lzero_async.config import positive_number
+from lzero_async.errors import WorkerDied
+from lzero_async.parcels import SMALL, Parcel, Stored, dumps
+from lzero_async.ray_cluster import Cluster, join_cluster
+from lzero_async.role_process import specification
+from lzero_async.threads import ThreadGroup
+from lzero_async.types import StopSignal
+
+log = logging.getLogger("lzero_async")
+_ROOT: Final = str(Path(__file__).resolve().parent.parent)
+_PATIENCE: Final = 10.0  # seconds without a place for an actor after which that is said
+
+
+class RayBackend:
+    """Starts roles as actors. `address` is that of a cluster ('': one of its own on this machine); `resources` what a role
+    needs of a machine, by the kind of role; `hang_timeout` the seconds without a sign of life after which one is ended."""
+
+    kind = "ray"
+
+    def __init__(
+        self,
+        *,
+        hang_timeout: float = 60.0,
+        address: str = "",
+        resources: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        self._hang_timeout = positive_number("hang_timeout", hang_timeout)
+        self.cluster: Cluster | None = join_cluster(address, resources or {})
+        self._threads = ThreadGroup(RealClock(), "lzero-ray")
+        self._workers: list[RayWorker] = []
+
+    def start(
+        self,
+        name: str,
+        factory: Factory,
+        *,
+        on_event: Callable[[Any], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+        output: str = "",
+        here: bool = False,
+    ) -> Worker:
+        """See `Backend.start`."""
+        if self.cluster is None:
+            raise WorkerDied(f"{name} cannot be started: its backend is closed.")
+        place = self.cluster.options(name, here)
+        paths = filter(None, (_ROOT, os.environ.get("PYTHONPATH")))
+        place["runtime_env"] = {"env_vars": {**(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}}
+        worker = RayWorker(
+            name, specification(name, factory), on_event, place, os.path.abspath(output) if output else "",
+            self._hang_timeout, self._threads, self.cluster,
+        )  # fmt: skip
+        self._workers.append(worker)
+        return worker
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Close every worker, all at the same time, and leave the cluster; one of its own ends."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.begin_close(for_good=True)
+        try:
+            close_all([*workers], timeout)
+        finally:
+            self._threads.join(timeout)
+            cluster, self.cluster = self.cluster, None
+            if cluster is not None:
+                cluster.leave()
+
+
+class RayWorker:
+    """One role in an actor; see `Worker`."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: dict[str, Any],
+        on_event: Callable[[Any], None] | None,
+        place: dict[str, Any],
+        output: str,
+        hang_timeout: float,
+        threads: ThreadGroup,
+        cluster: Cluster,
+    ) -> None:
+        self.name = name
+        self.restarts = 0
+        self._threads = threads
+        self._make = partial(_Life, name, spec, on_event, place, output, hang_timeout, cluster)
+        self._calling = threading.Lock()
+        self._changing = threading.Lock()
+        self._closed_for_good = False
+        self._life = self._new_life()
+
+    @property
+    def pid(self) -> int:
+        return self._life.pid
+
+    @property
+    def host(self) -> str:
+        return self._life.host
+
+    @property
+    def node(self) -> str:
+        """Ray's name of the machine that the role lives on; '' while it has no place."""
+        return self._life.node
+
+    @property
+    def alive(self) -> bool:
+        return self._life.death is None
+
+    def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
+        with self._calling:
+            life = self._life
+            life.wait_until_ready(stop)
+            return life.call(method, args, stop, timeout)
+
+    def cancel(self, reason: str = "cancelled") -> None:
+        self._life.cancel(reason)
+
+    def kill(self) -> None:
+        self._life.end("was ended")
+
+    def restart(self) -> None:
+        with self._changing:
+            if self._closed_for_good:
+                raise WorkerDied(f"{self.name} cannot be restarted: its backend is closed.")
+            self.kill()
+            self.restarts += 1
+            self._life = self._new_life()
+
+    def begin_close(self, *, for_good: bool = False) -> None:
+        """Ask the role to close, without waiting for it; `for_good` refuses restarts after that."""
+        if for_good:
+            with self._changing:
+                self._closed_for_good = True
+        self._life.begin_close()
+
+    def close(self, timeout: float = 5.0) -> None:
+        self.begin_close()
+        error = self._life.finish_close(timeout)
+        if error is not None:
+            raise unpack_error(error, self.name, None)
+
+    def _new_life(self) -> _Life:
+        life = self._make()
+        self._threads.start(self.name, life.listen)
+        return life
+
+
+class _Call:
+    """One call under way."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.reply: tuple[Any, Any] | None = None  # the reference, and what it refers to
+        self.error: Exception | None = None
+        self.done = threading.Event()
+
+
+class _Life:
+    """One actor of a worker, from its start to its end. `listen` runs in a thread of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: dict[str, Any],
+        on_event: Callable[[Any], None] | None,
+        place: dict[str, Any],
+        output: str,
+        hang_timeout: float,
+        cluster: Cluster,
+    ) -> None:
+        from lzero_async import ray_host
+
+        self.name, self.pid, self.host, self.node = name, 0, "", ""
+        self.death: str | None = None
+        self._on_event, self._place, self._hang_timeout, self._cluster = on_event, place, hang_timeout, cluster
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._heard = threading.Condition(self._lock)
+        self._taken = 0
+        self._running: _Call | None = None
+        self._closing: _Call | None = None
+        self._ready = False
+        self._encoding = ray_host
+        self._actor: Any = ray_host.Host.options(**place).remote()  # type: ignore[attr-defined]
+        self._start = self._follow(_Call(0), self._actor.start.remote(spec, output))
+
+    # -- the calling side ----------------------------------------------------------------------------------------------
+
+    def wait_until_ready(self, stop: StopSignal | None) -> None:
+        """Wait until the role is made; raise what its factory raised, or Stopped if it has no place when `stop` is set."""
+        if not self._ready:
+            self._wait_for_a_place(stop)
+            self._start.done.wait()
+            self._result(self._start, None)
+            self._ready = True
+
+    def _wait_for_a_place(self, stop: StopSignal | None) -> None:
+        unlisten = listen(stop, self._wake)
+        try:
+            with self._heard:
+                self._heard.wait_for(lambda: self.node or self.death or (stop is not None and stop.is_set()))
+                if not self.node and self.death is None:
+                    assert stop is not None
+                    raise stopped(stop)
+        finally:
+            unlisten()
+
+    def _wake(self, reason: str) -> None:
+        with self._heard:
+            self._heard.notify_all()
+
+    def call(self, method: str, args: tuple[Any, ...], stop: StopSignal | None, timeout: float | None) -> Any:
+        """Send the call, wait for its reply, and return or raise what it holds."""
+        parcels: list[Parcel] = []
+        body = dumps((method, args), None, parcels)
+        boxes = [self._box(parcel) for parcel in parcels]
+        call = _Call(next(self._numbers))
+        with self._lock:
+            self._raise_if_dead()
+            self._running = call
+        unlisten: Callable[[], None] | None = None
+        try:
+            places = [where for where, _ in boxes]
+            sent = self._actor.serve.remote(call.number, body, stop is not None, places, *[box for _, box in boxes])
+            self._follow(call, sent)
+            unlisten = listen(stop, self.cancel)
+            if not call.done.wait(timeout):
+                self.end(f"did not answer {method} within {timeout:g} s")
+            return self._result(call, stop)
+        except (KeyboardInterrupt, SystemExit):
+            self.cancel("SIGINT")
+            raise
+        finally:
+            if unlisten is not None:
+                unlisten()
+            with self._lock:
+                self._running = None
+
+    def _raise_if_dead(self) -> None:
+        if self.death is not None or self._closing is not None:
+            raise WorkerDied(f"{self.name} {self.death or 'is closed'}.")
+
+    def _box(self, parcel: Parcel) -> tuple[Any, Any]:
+        """Where the parcel's content is, and what it is in: a reference to something in Ray's store, or itself if small."""
+        stored = parcel.store(self._put)
+        if stored.source is None:
+            return self._encoding.Where(parcel.meta, ()), (stored.payload, stored.buffers)
+        reference, path = stored.source
+        return self._encoding.Where(parcel.meta, path), reference
+
+    def _put(self, payload: bytes, buffers: Sequence[Any]) -> Stored:
+        if sum(buffer.nbytes for buffer in buffers) < SMALL:
+            return Stored(*self._encoding.as_copies(payload, buffers))
+        reference = self._cluster.ray.put(self._encoding.as_arrays(payload, buffers))
+        payload, buffers = self._cluster.ray.get(reference)  # the same memory as the others will read
+        return Stored(payload, buffers, (reference, ()))
+
+    def _follow(self, call: _Call, reference: Any) -> _Call:
+        """Let the call's event be set when its reply is here."""
+        reference.future().add_done_callback(partial(self._finished, call, reference))
+        return call
+
+    def _finished(self, call: _Call, reference: Any, future: Any) -> None:
+        error = future.exception()
+        if error is None:
+            call.reply = reference, future.result()
+        elif isinstance(error, self._cluster.ray.exceptions.RayActorError):
+            self._die(_how_it_ended(error))
+        else:
+            call.error = error
+        call.done.set()
+
+    def _result(self, call: _Call, stop: StopSignal | None) -> Any:
+        if call.error is not None:
+            raise call.error
+        if call.reply is None:
+            raise WorkerDied(f"{self.name} {self.death}.")
+        reference, encoded = call.reply
+        fine, value, told = self._encoding.decode(encoded, lambda place: (reference, (1, place)))
+        with self._heard:
+            self._heard.wait_for(lambda: self._taken >= told or self.death is not None, self._hang_timeout)
+        if not fine:
+            raise unpack_error(value, self.name, stop)
+        return value
+
+    def cancel(self, reason: str) -> None:
+        """Set the stop signal of the call that runs."""
+        with self._lock:
+            number = None if self._running is None else self._running.number
+        if number is not None:
+            self._actor.stop.remote(number, reason)
+
+    def begin_close(self) -> None:
+        """Ask the role to close after the call that runs, which is asked to end."""
+        self.cancel("the worker was closed")
+        with self._lock:
+            if self.death is not None or self._closing is not None:
+                return
+            self._closing = _Call(-1)
+        self._follow(self._closing, self._actor.close.remote())
+
+    def finish_close(self, timeout: float) -> PackedError | None:
+        """Wait for the role to close, at most so long; end the actor, and return what closing raised, once."""
+        closing = self._closing
+        if closing is None:
+            return None
+        closing.done.wait(timeout)
+        reply, closing.reply = closing.reply, None
+        error = None
+        if reply is not None:
+            fine, value, told = self._encoding.decode(reply[1], lambda place: None)
+            error = None if fine else value
+            with self._heard:
+                self._heard.wait_for(lambda: self._taken >= told or self.death is not None, timeout)
+        self.end("is closed")
+        return error
+
+    def end(self, why: str) -> None:
+        """Kill the actor, if it has not ended, for this reason."""
+        self._die(why)
+        self._cluster.kill(self._actor)
+
+    def _die(self, why: str) -> None:
+        with self._heard:
+            self.death = self.death or why
+            waiting = [call for call in (self._start, self._running, self._closing) if call is not None]
+            self._heard.notify_all()
+        for call in waiting:
+            call.done.set()
+
+    # -- the listening side --------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Take what the actor says until it ends; then release whoever waits for it."""
+        try:
+            why = self._listen()
+        except self._cluster.ray.exceptions.RayActorError as error:
+            why = _how_it_ended(error)
+        except Exception as error:
+            why = f"said what cannot be understood ({error!r})"
+            log.exception("%s %s", self.name, why)
+        self.end(why)
+
+    def _listen(self) -> str:
+        pid, node, address = self._first_word()
+        with self._heard:
+            self.pid, self.node, self.host = pid, node, "" if node == self._cluster.node else address
+            self._heard.notify_all()
+        while True:
+            reference = self._actor.watch.remote(self._hang_timeout / 6)
+            found = self._cluster.get(reference, self._hang_timeout)
+            if found is None:
+                return f"hung: it gave no sign of life for {self._hang_timeout:g} s"
+            for place, (kind, encoded) in enumerate(found):
+                self._take(kind, encoded, partial(_source, reference, place))
+
+    def _first_word(self) -> tuple[int, str, str]:
+        """Wait until the actor has a place; say so once if there is none for a while."""
+        reference = self._actor.hello.remote()
+        found: tuple[int, str, str] | None = self._cluster.get(reference, _PATIENCE)
+        if found is None:
+            log.warning("%s waits for a place in the Ray cluster: %s", self.name, self._cluster.why_not(self._place))
+            found = self._cluster.ray.get(reference)
+        assert found is not None
+        return found
+
+    def _take(self, kind: str, encoded: Any, source: Callable[[int], Any]) -> None:
+        try:
+            value = self._encoding.decode(encoded, source)
+            if kind == "log":
+                name, level, text = value
+                logging.getLogger(name).log(level, "%s: %s", self.name, text)
+            elif self._on_event is not None:
+                self._on_event(value)
+        except Exception:
+            log.exception("what %s told could not be taken in", self.name)
+        with self._heard:
+            self._taken += 1
+            self._heard.notify_all()
+
+
+def _source(reference: Any, item: int, place: int) -> tuple[Any, tuple[int, ...]]:
+    """Where in what `watch` returned a parcel's content is."""
+    return reference, (item, 1, 1, place)
+
+
+def _how_it_ended(error: BaseException) -> str:
+    """What Ray says of an actor's end, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in reversed(lines) if ":" not in line.split(" ")[0]), lines[0] if lines else "")
+    return f"was lost ({type(error).__name__}: {told})"
