@@ -199,7 +199,7 @@ class _Life:
         self._taken = 0
         self._running: _Call | None = None
         self._closing: _Call | None = None
-        self._ready = False
+        self._ready = self._homeless = False
         self._encoding = ray_host
         self._actor: Any = ray_host.Host.options(**place).remote()  # type: ignore[attr-defined]
         self._start = self._follow(_Call(0), self._actor.start.remote(spec, output))
@@ -207,7 +207,8 @@ class _Life:
     # -- the calling side ----------------------------------------------------------------------------------------------
 
     def wait_until_ready(self, stop: StopSignal | None) -> None:
-        """Wait until the role is made; raise what its factory raised, or Stopped if it has no place when `stop` is set."""
+        """Wait until the role is made; raise what its factory raised, or Stopped if there is no place for it when
+        `stop` is set."""
         if not self._ready:
             self._wait_for_a_place(stop)
             self._start.done.wait()
@@ -218,9 +219,10 @@ class _Life:
         unlisten = listen(stop, self._wake)
         try:
             with self._heard:
-                self._heard.wait_for(lambda: self.node or self.death or (stop is not None and stop.is_set()))
-                if not self.node and self.death is None:
-                    assert stop is not None
+                self._heard.wait_for(
+                    lambda: self.node or self.death or (self._homeless and stop is not None and stop.is_set())
+                )
+                if stop is not None and not self.node and self.death is None:
                     raise stopped(stop)
         finally:
             unlisten()
@@ -380,6 +382,9 @@ class _Life:
         found: tuple[int, str, str] | None = self._cluster.get(reference, _PATIENCE)
         if found is None:
             log.warning("%s waits for a place in the Ray cluster: %s", self.name, self._cluster.why_not(self._place))
+            with self._heard:
+                self._homeless = True
+                self._heard.notify_all()
             found = self._cluster.ray.get(reference)
         assert found is not None
         return found

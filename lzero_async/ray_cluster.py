@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
 from lzero_async.config import role_resources
 from lzero_async.errors import ConfigError
 
+PATIENCE = 10.0  # seconds for a cluster's machine to answer
 STORE_SHARE = 0.2  # of this machine's memory, for the object store of a cluster that we start
 
 
@@ -76,12 +78,13 @@ def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
     settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.WARNING}
     if address:
         try:
+            _knock(address)
             ray.init(address=address, **settings)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             said = " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"ray_address is {address!r}, but no Ray cluster answers there ({said}); start one with "
-                "'ray start --head', or leave ray_address out."
+                "'ray start --head' and give HOST:6379 or auto, or leave ray_address out."
             ) from error
         return Cluster(ray, False, True, resources)
     ray.init(
@@ -91,6 +94,16 @@ def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
         **settings,
     )
     return Cluster(ray, True, True, resources)
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError("it is not HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
 
 
 def _memory() -> int:

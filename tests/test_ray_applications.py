@@ -3,6 +3,7 @@ runs on Ray is what the commands of docs/ray.md show."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = ROOT / "zoo" / "episode_ppo" / "train.py"
 SMALL = {

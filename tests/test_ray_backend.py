@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import queue
@@ -23,7 +24,7 @@ from lzero_async.options import resources
 from lzero_async.testing import ScriptedRole, conformance
 from lzero_async.testing.fakes import Block
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 ROOT = Path(__file__).resolve().parent.parent
 BIG = 200_000
 make_ray = partial(make_backend, "ray", ray_resources={"subject": {"CPU": 0}, "scripted": {"CPU": 0}})
@@ -176,10 +177,11 @@ PROGRAM = """
     from lzero_async import ConfigError, make_backend
     from lzero_async.testing import ScriptedRole
     if __name__ == "__main__":
-        try:
-            make_backend("ray", ray_address="127.0.0.1:1")
-        except ConfigError as error:
-            print(str(error).split(" (")[0])
+        for address in ("127.0.0.1:1", "ray://127.0.0.1:10001", "here"):
+            try:
+                make_backend("ray", ray_address=address)
+            except ConfigError as error:
+                print(str(error).split(" (")[0])
         backend = make_backend("ray")
         worker = backend.start("scripted", ScriptedRole)
         worker.call("do", "result = 1")
@@ -201,5 +203,8 @@ def test_a_cluster_of_its_own_listens_on_loopback_and_leaves_nothing_behind(tmp_
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "ray_address is '127.0.0.1:1', but no Ray cluster answers there", "['127.0.0.1']", "[]",
+        *(
+            f"ray_address is {address!r}, but no Ray cluster answers there"
+            for address in ("127.0.0.1:1", "ray://127.0.0.1:10001", "here")
+        ), "['127.0.0.1']", "[]",
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from lzero_async import make_backend
 from lzero_async.testing import ScriptedRole
 from lzero_async.testing.ray_nodes import RayNodes, lose_a_node
 
-pytest.importorskip("ray")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
 @pytest.fixture(scope="module")
