@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ import torch
 from lzero_async.types import TrainReport
 from zoo.jericho.priorzero.play import Episode
 from zoo.jericho.priorzero.quiet import quiet
+
+if TYPE_CHECKING:
+    from zoo.jericho.priorzero.reanalyze import Fresh
 
 LOSSES = ("weighted_total_loss", "obs_loss", "reward_loss", "value_loss", "policy_loss", "target_policy_entropy",
           "policy_entropy", "total_grad_norm_before_clip_wm", "target_reward", "target_value")  # fmt: skip
@@ -25,11 +28,16 @@ SEGMENT_ARRAYS = (
 
 @dataclass(frozen=True)
 class TrainResult:
-    """One train: how many updates it made and the mean of each loss over them (empty when none was possible yet)."""
+    """One train: how many updates it made and the mean of each loss over them (empty when none was possible yet).
+
+    `ages` of the samples' targets in versions, by source: `collected`, `reanalysed` (each where there are such), `targets` for
+    all of them, and `reanalysed_share`.
+    """
 
     updates: int
     losses: dict[str, float]
     report: TrainReport
+    ages: dict[str, float]
 
 
 class Learner:
@@ -52,6 +60,10 @@ class Learner:
         self._owed = 0.0  # updates of replay_ratio that are not whole yet
         self._absorbing = absorbing_steps
         self._versions: list[int] = []  # of the buffer's segments, in its order
+        self._targets: list[int] = []  # the versions of their targets: newer where they were searched again
+        self._sources: list[
+            tuple[int, int, int]
+        ] = []  # the batch, the episode in it and the step that each begins with
         self._last_batch = -1  # whose episodes were stored last
         self._new_segment = lambda: GameSegment(
             Discrete(cfg.model.action_space_size), game_segment_length=cfg.game_segment_length, config=cfg
@@ -85,20 +97,24 @@ class Learner:
         The episodes of a `batch` that was stored last (its train failed after that) are not stored again.
         """
         if batch < 0 or batch != self._last_batch:
-            for episode in episodes:
-                self._push(episode, version)
+            for number, episode in enumerate(episodes):
+                self._push(episode, version, (batch, number))
             self._last_batch = batch
         self.buffer.remove_oldest_data_to_fit()
-        del self._versions[: len(self._versions) - len(self.buffer.game_segment_buffer)]
+        gone = len(self._versions) - len(self.buffer.game_segment_buffer)
+        for kept in (self._versions, self._targets, self._sources):
+            del kept[:gone]
         steps = sum(map(len, episodes))
         self._owed += self.cfg.update_per_collect or self.cfg.replay_ratio * steps
         ready = self.buffer.get_num_of_transitions() >= self.cfg.batch_size
         sums: dict[str, float] = dict.fromkeys(LOSSES, 0.0)
         ages: list[np.ndarray] = []
+        sampled: list[np.ndarray] = []
         updates = 0
         while ready and self._owed >= 1:
             data = self.buffer.sample(self.cfg.batch_size, self.policy)
-            ages.append(version - self._sampled_versions(data[0][4]))
+            sampled.append(self._sampled_segments(data[0][4]))
+            ages.append(version - np.asarray(self._versions)[sampled[-1]])
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # LightZero takes the mean of an empty step while episodes are short
                 logged = self.policy._forward_learn([*data, self.updates])
@@ -116,11 +132,27 @@ class Learner:
             if len(age)
             else TrainReport(sample_count=0)
         )
-        return TrainResult(updates, {name: sums[name] / updates for name in LOSSES} if updates else {}, report)
+        losses = {name: sums[name] / updates for name in LOSSES} if updates else {}
+        return TrainResult(updates, losses, report, self._ages_of(sampled, version))
+
+    def replace(self, fresh: Fresh) -> int:
+        """Take new targets of a batch for those of its segments that are still in the buffer; how many these are."""
+        replaced = 0
+        for index, (batch, episode, start) in enumerate(self._sources):
+            if batch != fresh.batch or self._targets[index] >= fresh.version:
+                continue
+            segment = self.buffer.game_segment_buffer[index]
+            visits, values = fresh.visits[episode][start:], fresh.values[episode][start:]
+            count = min(len(visits), len(segment.child_visit_segment))  # what follows a game's end stays as it is
+            segment.child_visit_segment[:count] = visits[:count]
+            segment.root_value_segment[:count] = values[:count]
+            self._targets[index] = fresh.version
+            replaced += 1
+        return replaced
 
     # -- from episodes to segments -------------------------------------------------------------------------------------
 
-    def _push(self, episode: Episode, version: int) -> None:
+    def _push(self, episode: Episode, version: int, source: tuple[int, int]) -> None:
         """Cut an episode into the buffer's segments, each padded with what follows it, as UniZero's targets need.
 
         An episode that the game ended goes on for some steps in its last state, with no reward and no value: without
@@ -157,10 +189,24 @@ class Learner:
                 meta["priorities"] = priorities[start:end]
             self.buffer.push_game_segments(([segment], [meta]))
             self._versions.append(version)
+            self._targets.append(version)
+            self._sources.append((*source, start))
 
-    def _sampled_versions(self, transitions: Any) -> np.ndarray:
+    def _sampled_segments(self, transitions: Any) -> np.ndarray:
         look_up, base = self.buffer.game_segment_game_pos_look_up, self.buffer.base_idx
-        return np.asarray([self._versions[look_up[int(index)][0] - base] for index in np.ravel(transitions)])
+        return np.asarray([look_up[int(index)][0] - base for index in np.ravel(transitions)])
+
+    def _ages_of(self, sampled: list[np.ndarray], version: int) -> dict[str, float]:
+        if not sampled:
+            return {}
+        segments = np.concatenate(sampled)
+        targets = np.asarray(self._targets)[segments]
+        again = targets != np.asarray(self._versions)[segments]
+        ages = {"targets": float((version - targets).mean()), "reanalysed_share": float(again.mean())}
+        for name, chosen in (("collected", ~again), ("reanalysed", again)):
+            if chosen.any():
+                ages[name] = float((version - targets[chosen]).mean())
+        return ages
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -189,6 +235,8 @@ class Learner:
         segments = self.buffer.game_segment_buffer
         state: dict[str, np.ndarray] = {
             "versions": np.asarray(self._versions, dtype=np.int64),
+            "targets": np.asarray(self._targets, dtype=np.int64),
+            "sources": np.asarray(self._sources, dtype=np.int64).reshape(-1, 3),
             "priorities": np.asarray(self.buffer.game_pos_priorities, dtype=np.float64),
             "counters": np.asarray(
                 [self.buffer.base_idx, self.buffer.num_of_collected_episodes, self._last_batch], dtype=np.int64
@@ -229,6 +277,11 @@ class Learner:
             self.buffer.game_segment_game_pos_look_up += [(base + index, step) for step in range(stored)]
         self.buffer.game_pos_priorities = np.asarray(arrays["priorities"])
         self._versions = [int(version) for version in arrays["versions"]]
+        unknown = np.full((len(self._versions), 3), -1)
+        self._targets = [int(version) for version in arrays.get("targets", self._versions)]
+        self._sources = [
+            (int(batch), int(episode), int(start)) for batch, episode, start in arrays.get("sources", unknown)
+        ]
 
 
 def _extend(rows: np.ndarray, count: int) -> np.ndarray:

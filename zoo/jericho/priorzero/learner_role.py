@@ -41,11 +41,12 @@ class LearnerRole:
         """The weights as they are now."""
         return Parcel(self.learner.weights(), live=True)
 
-    def train(self, batch: int, version: int, parcel: Parcel) -> dict[str, Any]:
-        """Store the batch and make the updates owed for it; what came of it."""
+    def train(self, batch: int, version: int, parcel: Parcel, fresh: Sequence[Parcel] = ()) -> dict[str, Any]:
+        """Take in `fresh` targets of older batches, store the batch and make the updates owed for it; what came of it."""
         before, dice = self.learner.state_dict(), checkpoint.random_state()
         start = time.monotonic()
         try:
+            replaced = sum(self.learner.replace(targets.read()) for targets in fresh)
             collected: Collected = parcel.open()
             result = self.learner.train(collected.episodes, version, batch=batch, on_update=self._updated)
         except Exception:
@@ -57,6 +58,8 @@ class LearnerRole:
             "total_updates": self.learner.updates,
             "losses": result.losses,
             "report": result.report,
+            "ages": result.ages,
+            "replaced": replaced,
             "seconds": time.monotonic() - start,
             "buffer": self.learner.stored,
         }

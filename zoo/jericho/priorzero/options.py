@@ -64,7 +64,8 @@ RULES: dict[str, dict[str, Check]] = {
         hang_timeout=between(1, 1e6), n_episode=whole(1), update_per_collect=whole(0),
         replay_ratio=positive_number, batch_size=whole(2), replay_buffer_size=whole(1), game_segment_length=whole(1),
         num_unroll_steps=whole(4), td_steps=whole(1), discount_factor=_share, num_simulations=whole(1),
-        root_window=whole(1), reanalyze_ratio=_share, use_priority=flag, absorbing_steps=whole(0),
+        root_window=whole(1), reanalyze_ratio=_share, reanalyze_workers=whole(0),
+        reanalyze_share=between(0.01, 1), reanalyze_batches=whole(1), use_priority=flag, absorbing_steps=whole(0),
         learning_rate=positive_number, weight_decay=between(0, 1), grad_clip_value=positive_number,
         target_update_theta=_share, temperature_start=between(0, 10), temperature_end=between(0, 10),
         temperature_decay_steps=whole(1), epsilon=_share, stuck_steps=whole(0), stuck_epsilon=_share,
@@ -184,6 +185,11 @@ def _check_roles(options: EasyDict) -> None:
         raise ConfigError(
             f"policy_config.off_policy_degree is {policy.off_policy_degree}, above max_degree {policy.max_degree}; "
             "raise max_degree or lower the degree."
+        )
+    if policy.reanalyze_workers and is_synchronous(options):
+        raise ConfigError(
+            f"policy_config.reanalyze_workers is {policy.reanalyze_workers}, but at off_policy_degree 0 everything runs in turn; "
+            "set the degree to 1 or more, or use reanalyze_ratio, which searches inside the updates."
         )
     if policy.num_collectors > 1 and is_synchronous(options):
         raise ConfigError(

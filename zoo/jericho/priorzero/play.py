@@ -40,6 +40,9 @@ class Episode:
     root_values: np.ndarray  # float32 [T]
     predicted_values: np.ndarray  # float32 [T]
     ended: bool  # by the game itself (won or died), so that nothing follows
+    priors: np.ndarray | None = (
+        None  # float32 [T, slots], the language model's log-probabilities, -inf where it has none
+    )
     info: dict[str, Any] = field(default_factory=dict)  # score, normalised_score, moves, won, died, abnormal, commands
 
     def __len__(self) -> int:
@@ -239,6 +242,7 @@ class OpenGame:
         self.visits: list[np.ndarray] = []
         self.values: list[float] = []
         self.predicted: list[float] = []
+        self.priors: list[np.ndarray | None] = []
         self.history: list[Turn] = []  # whole: the prompt's window moves over it in chunks
         self.keeps_history = history_length > 0
         self.unrewarded = 0
@@ -272,6 +276,7 @@ class OpenGame:
         self.visits.append(visits)
         self.values.append(value)
         self.predicted.append(predicted)
+        self.priors.append(self.prior)
 
     def record(self, timestep: Any) -> None:
         """What became of the chosen action."""
@@ -296,6 +301,7 @@ class OpenGame:
             root_values=np.asarray(self.values, dtype=np.float32),
             predicted_values=np.asarray(self.predicted, dtype=np.float32),
             ended=bool(self.info.get("won") or self.info.get("died")),
+            priors=_in_slots(self.priors, len(self.masks[-1])),
             info={**self.info, "commands": tuple(self.commands)},
         )
 
@@ -310,6 +316,16 @@ def observation_parts(obs: dict[str, Any], kind: str) -> tuple[str, ...]:
 def parts_of(kind: str) -> int:
     """How many parts an observation of this kind has."""
     return 4 if kind == "full" else 3
+
+
+def _in_slots(priors: Sequence[np.ndarray | None], slots: int) -> np.ndarray | None:
+    """The priors of an episode's steps as rows over all slots; None if a step had none."""
+    rows = np.full((len(priors), slots), -np.inf, dtype=np.float32)
+    for row, prior in zip(rows, priors, strict=True):
+        if prior is None:
+            return None
+        row[: len(prior)] = prior[:slots]
+    return rows
 
 
 def _spread(log_probs: np.ndarray, slots: int) -> np.ndarray:

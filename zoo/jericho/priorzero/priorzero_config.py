@@ -109,6 +109,12 @@ policy_config = dict(
     root_window=2,
     # Share of every training batch whose policy targets are searched again (0 to 1).
     reanalyze_ratio=0.0,
+    # Roles that search old batches again with newer weights, in the background, and hand the learner new targets (0: none).
+    reanalyze_workers=0,
+    # Share of the time that each of them works at most (above 0 to 1).
+    reanalyze_share=0.5,
+    # Batches that are kept for them, the last ones that were trained on.
+    reanalyze_batches=32,
     # Sample by priority (the gap between searched and predicted value at collect time) instead of evenly.
     use_priority=False,
     # Steps of nothing that follow a death or a win in the stored data, so that the world model learns what an end is.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.learner_role import LearnerRole
     from zoo.jericho.priorzero.parts import Parts
     from zoo.jericho.priorzero.players import CollectorRole, EvaluatorRole
+    from zoo.jericho.priorzero.reanalyze import ReanalyzeRole
 
 Emit = Callable[[Any], None]
 
@@ -45,3 +46,10 @@ def evaluator(parts: Parts, device: str, asynchronous: bool, emit: Emit) -> Eval
     with quiet():
         from zoo.jericho.priorzero.players import EvaluatorRole
     return EvaluatorRole(parts, device, asynchronous, emit)
+
+
+def reanalyzer(parts: Parts, device: str, own_process: bool, emit: Emit) -> ReanalyzeRole:
+    """A role that searches old episodes again."""
+    with quiet():
+        from zoo.jericho.priorzero.reanalyze import ReanalyzeRole
+    return ReanalyzeRole(parts, device, own_process, emit)

@@ -23,7 +23,7 @@ from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
-from lzero_async.types import Batch, CollectContext, EvalContext, EvalResult, StopSignal, TrainReport
+from lzero_async.types import BackgroundContext, Batch, CollectContext, EvalContext, EvalResult, StopSignal, TrainReport
 from lzero_async.view import Count, Progressed, seconds_left
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
@@ -35,6 +35,7 @@ from zoo.jericho.priorzero.options import (
     threads_per_role,
 )
 from zoo.jericho.priorzero.parts import Parts
+from zoo.jericho.priorzero.reanalysis import Reanalysis
 
 KEPT_VERSIONS = 1_000
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class PriorZero(Application):
         self._stored = 0  # transitions in the replay buffer
         self._reuse: dict[tuple[str, str], dict[str, Any]] = {}  # the last report of each role in each of its processes
         self._steps_before = 0
+        self.reanalysis = Reanalysis(policy.reanalyze_batches) if policy.reanalyze_workers else None
         self._build_or_close(self._build)
 
     def _build(self) -> None:
@@ -142,6 +144,14 @@ class PriorZero(Application):
             )
             for number in range(policy.num_collectors)
         ]
+        own_process = self.backend.kind in PLACES
+        self.reanalyzers = [
+            start(
+                f"reanalyzer {number}",
+                partial(roles.reanalyzer, parts[places[0]], device_of(policy.collector_devices, number), own_process),
+            )
+            for number in range(policy.reanalyze_workers)
+        ]
         run = self.options.run_config
         self.evaluator: Worker | None = None
         if (run.eval_every and run.eval_modes) or run.final_eval_modes:
@@ -154,7 +164,7 @@ class PriorZero(Application):
         self._records.prepare()
         for worker in self._roles():
             report = worker.call("ready")
-            if worker is not self.learner:
+            if report is not None and worker is not self.learner:
                 self._report_reuse(worker, report)
         if self.backend.kind in PLACES:
             self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
@@ -162,7 +172,8 @@ class PriorZero(Application):
 
     def _roles(self) -> list[Worker]:
         """Every role of this run; without evaluations there is no evaluator."""
-        return [self.learner, *self.collectors, *([] if self.evaluator is None else [self.evaluator])]
+        evaluators = [] if self.evaluator is None else [self.evaluator]
+        return [self.learner, *self.collectors, *evaluators, *self.reanalyzers]
 
     # -- the three stages ----------------------------------------------------------------------------------------------
 
@@ -181,7 +192,8 @@ class PriorZero(Application):
     def train(self, batch: Batch) -> TrainReport:
         """Have the learner store the batch and make the updates owed for it."""
         meta = batch.data.meta
-        done = self.learner.call("train", batch.id, batch.version, batch.data)
+        fresh = [] if self.reanalysis is None else self.reanalysis.take()
+        done = self.learner.call("train", batch.id, batch.version, batch.data, fresh)
         self.env_steps += meta["steps"]
         self.updates = done["total_updates"]
         train = self.coordinator.train_count + 1
@@ -198,6 +210,10 @@ class PriorZero(Application):
         values |= {"learner/updates": self.updates, "collector/env_steps": self.env_steps}
         values |= {"learner/staleness": batch.staleness, "learner/updates_per_second": self._rates["train"]}
         values |= {"learner/buffer": done["buffer"]}
+        if self.reanalysis is not None:
+            self.reanalysis.add(batch.id, batch.version, batch.data, train)
+            values |= {f"age/{name}": age for name, age in done["ages"].items()}
+            values |= {"reanalyze/batches": self.reanalysis.batches, "reanalyze/segments": done["replaced"]}
         if meta["scores"]:
             values |= {
                 "collector/score_mean": float(np.mean(meta["scores"])),
@@ -245,6 +261,28 @@ class PriorZero(Application):
         names = ("mean", "best", "normalised", "length")
         self._records.scalars({f"evaluator/{row['mode']}/{name}": row[name] for name in names}, row["env_steps"])
 
+    def _reanalyze(self, place: int, context: BackgroundContext) -> None:
+        """One pass of a reanalyzer: search the batch with the oldest targets again, then rest, so that it works no more than
+        its share of the time."""
+        assert self.reanalysis is not None
+        worker, fresh = self.reanalyzers[place], None
+        if not worker.alive:
+            worker.restart()
+            self._locate()
+        job = self.reanalysis.next(context.stop)
+        start = time.monotonic()
+        try:
+            newest = self.coordinator.weights.latest()
+            assert newest is not None
+            with self.coordinator.working(worker.name, "reanalyze", batch=job.batch, version=newest.version):
+                fresh = worker.call("research", job.batch, newest.version, newest.state, job.data, stop=context.stop)
+        finally:
+            self.reanalysis.finish(job, fresh)
+        context.stop.wait((time.monotonic() - start) * (1 / self.options.policy_config.reanalyze_share - 1))
+
+    def _background(self) -> dict[str, Callable[[BackgroundContext], object]]:
+        return {worker.name: partial(self._reanalyze, place) for place, worker in enumerate(self.reanalyzers)}
+
     def _restarted(self, worker: int, error: Exception) -> None:
         """A collect failed: whatever state its role is in, the next one starts from a new one."""
         self.collectors[worker].restart()
@@ -266,6 +304,7 @@ class PriorZero(Application):
             on_eval=self._evaluated,
             on_restart=self._restarted,
             on_retire=lambda worker: self.collectors[worker].kill(),
+            background=self._background(),
         )
 
     def final_evaluation(self) -> list[dict[str, Any]]:
