@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,10 @@ def bars() -> list[Bar]:
     ]
 
 
-def measure(collectors: int, trains: int = 0, folder: Path | None = None) -> dict[str, Any]:
-    """The results of one run; written into `folder` if one is given."""
+def measure(
+    collectors: int, trains: int = 0, folder: Path | None = None, more: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The results of one run, with more settings; written into `folder` if one is given."""
     from zoo.jericho.priorzero.engines.smollm2 import model_folder
 
     case, model = CASES[collectors], model_folder("")
@@ -73,7 +75,7 @@ def measure(collectors: int, trains: int = 0, folder: Path | None = None) -> dic
         command = [sys.executable, str(ENTRY), "--exp_name", str(place / "run"), "--llm", model]
         command += ["--llm_engine", "vllm", "--llm_url", url, "--max_iter", str(trains or case.trains)]
         command += ["--num_collectors", str(collectors), "--off_policy_degree", str(case.degree)]
-        settings = [*SETTINGS, f"policy_config.update_per_collect={case.updates}", f"run_config.trace={bool(folder)}"]
+        settings = [*SETTINGS, f"policy_config.update_per_collect={case.updates}", f"run_config.trace={bool(folder)}", *more]
         command += [word for setting in settings for word in ("--set", setting)]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
