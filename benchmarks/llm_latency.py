@@ -61,9 +61,7 @@ def bars() -> list[Bar]:
     ]
 
 
-def measure(
-    collectors: int, trains: int = 0, folder: Path | None = None, more: Sequence[str] = ()
-) -> dict[str, Any]:
+def measure(collectors: int, trains: int = 0, folder: Path | None = None, more: Sequence[str] = ()) -> dict[str, Any]:
     """The results of one run, with more settings; written into `folder` if one is given."""
     from zoo.jericho.priorzero.engines.smollm2 import model_folder
 
@@ -75,7 +73,12 @@ def measure(
         command = [sys.executable, str(ENTRY), "--exp_name", str(place / "run"), "--llm", model]
         command += ["--llm_engine", "vllm", "--llm_url", url, "--max_iter", str(trains or case.trains)]
         command += ["--num_collectors", str(collectors), "--off_policy_degree", str(case.degree)]
-        settings = [*SETTINGS, f"policy_config.update_per_collect={case.updates}", f"run_config.trace={bool(folder)}", *more]
+        settings = [
+            *SETTINGS,
+            f"policy_config.update_per_collect={case.updates}",
+            f"run_config.trace={bool(folder)}",
+            *more,
+        ]
         command += [word for setting in settings for word in ("--set", setting)]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:

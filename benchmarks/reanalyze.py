@@ -33,9 +33,8 @@ def one_run(more: tuple[str, ...]) -> dict[str, Any]:
         "trains": found["train_count"] / found["wall_time"],
         "steps": results["env_steps"] / found["wall_time"],
         "cores": results["utilisation"]["cpu_seconds"] / found["wall_time"],
-        "age": found["sample_age_mean"],
-        "targets": statistics.mean(row["age/targets"] for row in rows) if "age/targets" in rows[-1] else None,
-        "share": statistics.mean(row["age/reanalysed_share"] for row in rows) if "age/targets" in rows[-1] else None,
+        "targets": statistics.mean(row["age/targets"] for row in rows),
+        "share": statistics.mean(row["age/reanalysed_share"] for row in rows),
         "batches": rows[-1].get("reanalyze/batches", 0),
     }
 
@@ -48,7 +47,7 @@ def rates() -> list[Bar]:
         "environment steps/s, on / off": (0.9, True, [on["steps"] / off["steps"] for off, on in pairs]),
         "cores used of 2, off": (None, False, [off["cores"] for off, _ in pairs]),
         "cores used of 2, on": (None, False, [on["cores"] for _, on in pairs]),
-        "age of the samples' targets in versions, off": (None, False, [off["age"] for off, _ in pairs]),
+        "age of the samples' targets in versions, off": (None, False, [off["targets"] for off, _ in pairs]),
         "age of the samples' targets in versions, on": (None, False, [on["targets"] for _, on in pairs]),
         "share of the samples that were searched again": (None, True, [on["share"] for _, on in pairs]),
         "batches searched again / trained": (None, True, [on["batches"] / TRAINS for _, on in pairs]),

@@ -65,7 +65,7 @@ def fresh_for(batch: int, version: int, lengths: list[int]) -> Fresh:
 
 
 def test_new_targets_replace_the_old_ones_of_their_batch_only() -> None:
-    learner = new_learner(batch_size=64)  # too large a batch to train on: only storing is looked at
+    learner = new_learner(batch_size=64, replay_buffer_size=80)  # too large to train on: only storing is looked at
     played = [episode(12, 1, ended=True), episode(4, 2)]
     learner.train(played, 0, batch=7)
     learner.train([episode(6, 3)], 1, batch=8)

@@ -90,11 +90,13 @@ class Learner:
         version: int,
         *,
         batch: int = -1,
+        newest: int | None = None,
         on_update: Callable[[], None] = lambda: None,
     ) -> TrainResult:
         """Store the episodes, collected with weights of `version`, and make the updates owed for them.
 
-        The episodes of a `batch` that was stored last (its train failed after that) are not stored again.
+        `newest` is the version of the weights now, which ages of targets count from (None: that of the episodes). The episodes of
+        a `batch` that was stored last (its train failed after that) are not stored again.
         """
         if batch < 0 or batch != self._last_batch:
             for number, episode in enumerate(episodes):
@@ -133,7 +135,7 @@ class Learner:
             else TrainReport(sample_count=0)
         )
         losses = {name: sums[name] / updates for name in LOSSES} if updates else {}
-        return TrainResult(updates, losses, report, self._ages_of(sampled, version))
+        return TrainResult(updates, losses, report, self._ages_of(sampled, version if newest is None else newest))
 
     def replace(self, fresh: Fresh) -> int:
         """Take new targets of a batch for those of its segments that are still in the buffer; how many these are."""
@@ -196,16 +198,16 @@ class Learner:
         look_up, base = self.buffer.game_segment_game_pos_look_up, self.buffer.base_idx
         return np.asarray([look_up[int(index)][0] - base for index in np.ravel(transitions)])
 
-    def _ages_of(self, sampled: list[np.ndarray], version: int) -> dict[str, float]:
+    def _ages_of(self, sampled: list[np.ndarray], newest: int) -> dict[str, float]:
         if not sampled:
             return {}
         segments = np.concatenate(sampled)
         targets = np.asarray(self._targets)[segments]
         again = targets != np.asarray(self._versions)[segments]
-        ages = {"targets": float((version - targets).mean()), "reanalysed_share": float(again.mean())}
+        ages = {"targets": float((newest - targets).mean()), "reanalysed_share": float(again.mean())}
         for name, chosen in (("collected", ~again), ("reanalysed", again)):
             if chosen.any():
-                ages[name] = float((version - targets[chosen]).mean())
+                ages[name] = float((newest - targets[chosen]).mean())
         return ages
 
     # -- state ---------------------------------------------------------------------------------------------------------

@@ -41,14 +41,19 @@ class LearnerRole:
         """The weights as they are now."""
         return Parcel(self.learner.weights(), live=True)
 
-    def train(self, batch: int, version: int, parcel: Parcel, fresh: Sequence[Parcel] = ()) -> dict[str, Any]:
-        """Take in `fresh` targets of older batches, store the batch and make the updates owed for it; what came of it."""
+    def train(
+        self, batch: int, version: int, parcel: Parcel, newest: int | None = None, fresh: Sequence[Parcel] = ()
+    ) -> dict[str, Any]:
+        """Take in `fresh` targets of older batches, store the batch and make the updates owed for it; what came of it.
+        `newest` is the version of the weights now."""
         before, dice = self.learner.state_dict(), checkpoint.random_state()
         start = time.monotonic()
         try:
             replaced = sum(self.learner.replace(targets.read()) for targets in fresh)
             collected: Collected = parcel.open()
-            result = self.learner.train(collected.episodes, version, batch=batch, on_update=self._updated)
+            result = self.learner.train(
+                collected.episodes, version, batch=batch, newest=newest, on_update=self._updated
+            )
         except Exception:
             self.learner.load_state_dict(before)
             checkpoint.restore_random_state(dice)

@@ -193,7 +193,7 @@ class PriorZero(Application):
         """Have the learner store the batch and make the updates owed for it."""
         meta = batch.data.meta
         fresh = [] if self.reanalysis is None else self.reanalysis.take()
-        done = self.learner.call("train", batch.id, batch.version, batch.data, fresh)
+        done = self.learner.call("train", batch.id, batch.version, batch.data, self.coordinator.train_count, fresh)
         self.env_steps += meta["steps"]
         self.updates = done["total_updates"]
         train = self.coordinator.train_count + 1
@@ -210,9 +210,9 @@ class PriorZero(Application):
         values |= {"learner/updates": self.updates, "collector/env_steps": self.env_steps}
         values |= {"learner/staleness": batch.staleness, "learner/updates_per_second": self._rates["train"]}
         values |= {"learner/buffer": done["buffer"]}
+        values |= {f"age/{name}": age for name, age in done["ages"].items()}
         if self.reanalysis is not None:
             self.reanalysis.add(batch.id, batch.version, batch.data, train)
-            values |= {f"age/{name}": age for name, age in done["ages"].items()}
             values |= {"reanalyze/batches": self.reanalysis.batches, "reanalyze/segments": done["replaced"]}
         if meta["scores"]:
             values |= {
