@@ -89,9 +89,9 @@ def measure(collectors: int, trains: int = 0, folder: Path | None = None, more: 
 
 
 @contextlib.contextmanager
-def latency_server(model: str, latency: float) -> Iterator[str]:
+def latency_server(model: str, latency: float, at_once: int = 0) -> Iterator[str]:
     """The address of a server in a process of its own, which ends with this block or with this process."""
-    command = [sys.executable, "-m", "benchmarks._latency_server", model, str(latency)]
+    command = [sys.executable, "-m", "benchmarks._latency_server", model, str(latency), str(at_once)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None and server.stdout is not None
         try:

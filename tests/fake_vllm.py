@@ -1,6 +1,8 @@
 """A stand-in for vLLM's server: the same endpoints, log-probabilities from a checksum. Runs in a thread or instead of the worker.
 
-`plan` says how it misbehaves: per life (start) of the server, the number of the request at which it exits, hangs or answers 500.
+`plan` says how it misbehaves: per life (start) of the server, the number of the request at which it exits, hangs or answers 500;
+`down`: it hangs up on everybody; `hook(server, what)` is called before it answers a question (its tokens) or loads weights (their
+path).
 """
 
 from __future__ import annotations
@@ -33,7 +35,14 @@ class FakeServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, address: Any, plan: dict[str, Any], life: int = 1, record: Path | None = None) -> None:
         self.plan, self.life, self.record = plan, life, record
         self.weights, self.asked, self.lock = BASE_WEIGHTS, 0, threading.Lock()
+        self.answered: list[
+            tuple[str, tuple[int, ...]]
+        ] = []  # the weights and the tokens of each question that was answered
         super().__init__(address, FakeHandler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # else the client has hung up
+            super().handle_error(request, client_address)
 
 
 class UnixFakeServer(FakeServer):
@@ -51,15 +60,22 @@ class FakeHandler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self.server.plan.get("down"):
+            self.close_connection = True
+            return None
         if "body" in self.server.plan:
             return self.reply(200, self.server.plan["body"])
         card = {"id": self.server.plan.get("id", "fake"), "root": self.server.plan.get("root", "fake")}
-        return self.reply(200, {"data": [card | {"max_model_len": CONTEXT_LENGTH}]})
+        length = self.server.plan.get("context", CONTEXT_LENGTH)
+        return self.reply(200, {"data": [card | {"max_model_len": length}]})
 
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length") or 0)
         body = json.loads(self.rfile.read(length) or "{}")
         server = self.server
+        if server.plan.get("down"):
+            self.close_connection = True
+            return None
         if status := server.plan.get("status", {}).get(self.path.split("?")[0]):
             return self.reply(status, {"error": {"message": "as planned"}})
         if self.path == "/collective_rpc":
@@ -74,11 +90,14 @@ class FakeHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         path = body["kwargs"]["weights_path"]
+        if hook := server.plan.get("hook"):
+            hook(server, path)
         if body["method"] not in server.plan.get("methods", ["reload_all_weights"]):
             return self.reply(500, {"error": {"message": f"object has no attribute {body['method']!r}"}})
         if server.life in server.plan.get("reload_fails", []) or "refused" in path:
             return self.reply(500, {"error": {"message": "these weights do not fit"}})
-        server.weights = BASE_WEIGHTS if path == "fake" else Path(path).name
+        base = path == server.plan.get("root", "fake")
+        server.weights = BASE_WEIGHTS if base else Path(path).name + server.plan.get("suffix", "")
         return self.reply(200, {"results": [None]})
 
     def answer(self, context: list[int], params: dict[str, Any]) -> None:
@@ -89,6 +108,8 @@ class FakeHandler(BaseHTTPRequestHandler):
             if server.record:
                 with server.record.open("a") as out:
                     out.write(json.dumps([server.life, context]) + "\n")
+        if hook := server.plan.get("hook"):
+            hook(server, tuple(context))
         for kind, at in server.plan.get("lives", {}).get(str(server.life), {}).items():
             if kind == "exit" and number >= at:
                 os._exit(0)
@@ -103,6 +124,8 @@ class FakeHandler(BaseHTTPRequestHandler):
             entries = {token: log_prob(server.weights, context, token) for token in [tokens[0], *ids]}
             top = [{"token_id": token, "logprob": value} for token, value in entries.items()][: params["logprobs"]]
             content = [{"token_id": tokens[0], "top_logprobs": [] if server.plan.get("no_logprobs") else top}]
+        with server.lock:
+            server.answered.append((server.weights, tuple(context)))
         return self.reply(200, {"choices": [{"token_ids": tokens, "logprobs": {"content": content}}]})
 
     def reply(self, status: int, value: Any) -> None:

@@ -67,8 +67,9 @@ class RuleEngine:
             for r in requests
         ]
 
-    def generate(self, prompts, max_new_tokens, temperature=0.0):
+    def generate(self, prompts, max_new_tokens, temperature=0.0, keys=None):
         self.generated.append(list(prompts))
+        self.keys = keys
         return [" I want light.\ntake lamp" for _ in prompts]
 
     def health(self):
@@ -447,6 +448,13 @@ def test_reasoning_comes_before_the_scores_and_once_per_state():
     prior([ask("A"), ask("B")]), prior([ask("A")])
     assert [len(prompts) for prompts in engine.generated] == [2] and engine.asked() == 2
     assert engine.calls[0][0].prompt[-1] == {"role": "assistant", "content": "I want light.\n"}
+
+
+def test_reasoning_and_scores_of_an_episode_have_its_key():
+    engine = RuleEngine()
+    prior = LLMPrior(engine, use_cot=True, history_length=2)
+    prior([ask("A", history=turns(1), episode="one"), ask("B", history=turns(1), episode="two")])
+    assert engine.keys == ["one", "two"] == [request.key for request in engine.calls[0]]
 
 
 @pytest.mark.parametrize(

@@ -328,7 +328,7 @@ def test_a_forked_child_leaves_the_server_alone(own):
 def test_unreachable_and_malformed_addresses():
     with pytest.raises(ConfigError, match=r"(?s)no answer from http://127.0.0.1:9/.*leave --llm_url out"):
         make_engine("vllm", url="http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="write http://HOST:PORT"):
+    with pytest.raises(ConfigError, match="must be http://HOST:PORT"):
         make_engine("vllm", url="localhost")
 
 
@@ -481,7 +481,7 @@ def processes(group, name):
 
 def kill_at_question(engine, name, number, monkeypatch):
     """Kill the engine's process `name` with SIGKILL when the given number of questions is on its way."""
-    ask_one, count = engine._transport._ask_one, iter(range(1, 10_000))
+    ask_one, count = engine._transport.ask_one, iter(range(1, 10_000))
 
     def ask(question, timeout):
         if next(count) == number:
@@ -489,7 +489,7 @@ def kill_at_question(engine, name, number, monkeypatch):
             os.kill(victim, signal.SIGKILL)
         return ask_one(question, timeout)
 
-    monkeypatch.setattr(engine._transport, "_ask_one", ask)
+    monkeypatch.setattr(engine._transport, "ask_one", ask)
 
 
 @vllm_test

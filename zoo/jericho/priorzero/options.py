@@ -29,6 +29,7 @@ from lzero_async.options import (
     words,
 )
 from zoo.jericho.priorzero import priorzero_config
+from zoo.jericho.priorzero.engines.vllm_protocol import split_addresses
 
 
 def _subset(*words: str) -> Check:
@@ -44,6 +45,10 @@ def _subset(*words: str) -> Check:
 
 def _devices(name: str, value: Any) -> str:
     return ",".join(device(name, part) for part in text(name, value).split(","))
+
+
+def _addresses(name: str, value: Any) -> str:
+    return ",".join(split_addresses(name, text(name, value)))
 
 
 _seed = partial(seed, bits=32)
@@ -75,8 +80,9 @@ RULES: dict[str, dict[str, Check]] = {
         evaluator_device=device, torch_threads=whole(0),
     ),
     "llm_config": dict(
-        llm_engine=words("transformers", "vllm"), llm=text, llm_url=text, llm_devices=_devices, tensor_parallel_size=whole(1),
-        gpu_memory_utilization=_share, root_policy=words("llm_logits", "wm_logits", "llm_plus_wm_logits"),
+        llm_engine=words("transformers", "vllm"), llm=text, llm_url=_addresses, llm_devices=_devices,
+        tensor_parallel_size=whole(1), gpu_memory_utilization=_share,
+        root_policy=words("llm_logits", "wm_logits", "llm_plus_wm_logits"),
         llm_weight=_share, weighting=words("fixed", "adaptive"), history_length=whole(0), use_cot=flag,
         prior_temperature=positive_number, reduction=words("mean", "sum"), prior_cache_size=whole(1), repeatable_prior=flag,
     ),

@@ -181,16 +181,17 @@ class LLMPrior:
 
     def _ask(self, misses: list[_Query]) -> list[np.ndarray]:
         start = time.perf_counter()
+        episodes = [miss.item.episode if miss.history_length else None for miss in misses]
         if self._use_cot:
-            thoughts = self.engine.generate([miss.prompt for miss in misses], self._cot_tokens)
+            thoughts = self.engine.generate([miss.prompt for miss in misses], self._cot_tokens, keys=episodes)
             for miss, thought in zip(misses, thoughts, strict=True):
                 first_line = thought.strip().split("\n", 1)[
                     0
                 ]  # the action it goes on to write must not be scored after itself
                 miss.prompt = self._build(miss.item, miss.history_length, first_line)
         requests = [
-            ScoreRequest(miss.prompt, miss.item.actions, miss.item.episode if miss.history_length else None)
-            for miss in misses
+            ScoreRequest(miss.prompt, miss.item.actions, episode)
+            for miss, episode in zip(misses, episodes, strict=True)
         ]
         scores = self.engine.score(requests, self._reduction)
         seconds = time.perf_counter() - start

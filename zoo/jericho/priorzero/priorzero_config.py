@@ -168,7 +168,8 @@ llm_config = dict(
     llm_engine="transformers",
     # Folder or hub name; '' is SmolLM2-135M-Instruct from PyPI, converted once into the user's cache.
     llm="",
-    # Address of a running vLLM server ('' starts one for each role that plays; several collectors want a server).
+    # Address of a running vLLM server, or of several with the same model, with commas between them: they share the episodes. ''
+    # starts a server for each role that plays; several collectors want one that runs already.
     llm_url="",
     # Where the transformers engine runs: one device, or several with commas between them, which the roles that play take in turn.
     llm_devices="auto",

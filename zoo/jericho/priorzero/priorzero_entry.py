@@ -83,7 +83,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     llm = parser.add_argument_group("language model")
     llm.add_argument("--llm", help="folder or hub name (default: SmolLM2-135M-Instruct from PyPI)")
     llm.add_argument("--llm_engine", choices=("transformers", "vllm"), help="what runs it")
-    llm.add_argument("--llm_url", help="address of a running vLLM server")
+    llm.add_argument("--llm_url", help="address of a running vLLM server; several with commas between them")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.OPTION=VALUE", dest="assignments",
         help="change any option of priorzero_config.py; may be given several times",

@@ -57,8 +57,17 @@ class Engine(Protocol):
         """Token log-probabilities, float32 of shape [candidates], one array per request."""
         ...
 
-    def generate(self, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float = 0.0) -> list[str]:
-        """Continue each prompt by at most `max_new_tokens`; temperature 0 takes the likeliest token."""
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        keys: Sequence[Hashable] | None = None,
+    ) -> list[str]:
+        """Continue each prompt by at most `max_new_tokens`; temperature 0 takes the likeliest token.
+
+        `keys` are those of ScoreRequest, one per prompt.
+        """
         ...
 
     def load_weights(self, path: str, version: int) -> None:
@@ -88,7 +97,7 @@ def check_reduction(reduction: str) -> None:
 def make_engine(kind: str, model: str = "", url: str = "", **options: Any) -> Engine:
     """An engine of `kind` for a model folder or hub name; '' is SmolLM2-135M-Instruct, converted once into the user's cache.
 
-    `url` names an existing server (vllm only); `options` are those of the engine's class.
+    `url` names an existing server, or several with commas between them (vllm only); `options` are those of the engine's class.
     """
     if kind == "transformers":
         if url:

@@ -9,7 +9,7 @@ three tokens after 300: one packed pass 1.3 s, prefill and a packed pass 1.5 s, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,13 @@ class TransformersEngine:
             self._counts["requests"] += len(rows)
             return [row.trie.reduce(log_probs.get(i, ()), reduction) for i, row in enumerate(rows)]
 
-    def generate(self, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float = 0.0) -> list[str]:
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        keys: Sequence[Hashable] | None = None,
+    ) -> list[str]:
         if max_new_tokens < 1 or not temperature >= 0:
             raise ConfigError(
                 f"max_new_tokens is {max_new_tokens} and temperature {temperature}, but must be at least 1 and 0"

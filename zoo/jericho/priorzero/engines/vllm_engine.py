@@ -12,17 +12,18 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lzero_async.errors import ConfigError
-from zoo.jericho.priorzero.engines import Message, Prompt, Reduction, ScoreRequest, check_reduction
+from zoo.jericho.priorzero.engines import Message, Prompt, Reduction, ScoreRequest, check_reduction, prompt_key
 from zoo.jericho.priorzero.engines.candidates import PromptTokenizer, TokenTrie
 from zoo.jericho.priorzero.engines.smollm2 import model_folder
 from zoo.jericho.priorzero.engines.vllm_in_process import InProcessTransport
+from zoo.jericho.priorzero.engines.vllm_pool import PoolTransport
 from zoo.jericho.priorzero.engines.vllm_protocol import (
     PROBE,
     PROBE_TIMEOUT,
@@ -30,6 +31,7 @@ from zoo.jericho.priorzero.engines.vllm_protocol import (
     EngineFailure,
     Question,
     Transport,
+    split_addresses,
 )
 from zoo.jericho.priorzero.engines.vllm_server import HttpTransport, ProcessTransport
 
@@ -61,10 +63,11 @@ def make_vllm_engine(
 ) -> VllmEngine:
     """A vllm engine: the server at `url`, else in this process (`in_process`), else in a process of its own.
 
-    `in_process` None takes this process where vllm can be imported and no `python` is given. A process of its own runs `python`,
-    by default that of `.venv-vllm` in the checkout or the working directory. The options from `tensor_parallel_size` to
-    `enforce_eager` are vLLM's; those left unset are vLLM's to choose (on a CPU: float32, eager), and `vllm_arguments` holds any
-    other of its engine arguments. Times are in seconds; the pause `backoff` doubles with each restart.
+    `url` may be several addresses with commas between them. `in_process` None takes this process where vllm can be imported
+    and no `python` is given. A process of its own runs `python`, by default that of `.venv-vllm` in the checkout or the
+    working directory. The options from `tensor_parallel_size` to `enforce_eager` are vLLM's; those left unset are vLLM's to
+    choose (on a CPU: float32, eager), and `vllm_arguments` holds any other of its engine arguments. Times are in seconds; the
+    pause `backoff` doubles with each restart.
     """
     arguments = _engine_options(tensor_parallel_size, gpu_memory_utilization, dtype, max_model_len, enforce_eager)
     arguments |= vllm_arguments or {}
@@ -72,12 +75,16 @@ def make_vllm_engine(
         if not value > 0:
             raise ConfigError(f"{name} is {value}, but must be more than 0 seconds")
     transport: Transport
-    if url:
+    addresses = split_addresses("llm_url", url)
+    if addresses:
         if in_process or python:
             raise ConfigError(
                 f"llm_url is {url!r}, so neither `python` nor `in_process` can be used: leave one of them out"
             )
-        transport = HttpTransport(url, model, request_timeout=request_timeout)
+        if len(addresses) > 1:
+            transport = PoolTransport(addresses, model, request_timeout=request_timeout)
+        else:
+            transport = HttpTransport(addresses[0], model, request_timeout=request_timeout)
     elif in_process or (in_process is None and not python and _has_vllm()):
         if not _has_vllm():
             raise ConfigError("in_process is True, but vllm is not installed in this environment: leave in_process out")
@@ -144,11 +151,13 @@ class VllmEngine:
                 for parent, children in trie.children.items()
             ]
             wanted: dict[tuple[int, ...], dict[int, None]] = {}  # equal prompts of several requests are asked once
+            keys: dict[tuple[int, ...], Hashable] = {}
             for i, _, context, children in nodes:
                 wanted.setdefault(context, {}).update(dict.fromkeys(rows[i][1].tokens[child] for child in children))
+                keys.setdefault(context, _key(requests[i].prompt, requests[i].key))
             size = self._transport.ids_per_question
             questions = [
-                Question(context, tuple(ids)[start : start + size])
+                Question(context, tuple(ids)[start : start + size], key=keys[context])
                 for context, ids in wanted.items()
                 for start in range(0, len(ids), size)
             ]
@@ -162,7 +171,13 @@ class VllmEngine:
             self._counts["requests"] += len(rows)
             return [trie.reduce(values, reduction) for (_, trie), values in zip(rows, log_probs, strict=True)]
 
-    def generate(self, prompts: Sequence[Prompt], max_new_tokens: int, temperature: float = 0.0) -> list[str]:
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        max_new_tokens: int,
+        temperature: float = 0.0,
+        keys: Sequence[Hashable] | None = None,
+    ) -> list[str]:
         if max_new_tokens < 1 or not temperature >= 0:
             raise ConfigError(
                 f"max_new_tokens is {max_new_tokens} and temperature {temperature}, but must be at least 1 and 0"
@@ -173,7 +188,8 @@ class VllmEngine:
             for i, prompt in enumerate(prompts):
                 ids = self._tokens.prompt_ids(prompt)
                 if room := max(0, min(max_new_tokens, self.context_length - len(ids))):
-                    questions[i] = Question(tuple(ids), (), room, temperature, self._stop_tokens)
+                    key = _key(prompt, keys[i] if keys else None)
+                    questions[i] = Question(tuple(ids), (), room, temperature, self._stop_tokens, key)
             for i, answer in zip(questions, self._ask(list(questions.values())), strict=True):
                 texts[i] = self._tokens.tokenizer.decode(list(answer.token_ids), skip_special_tokens=True)
             return texts
@@ -229,7 +245,18 @@ class VllmEngine:
     def health(self) -> dict[str, Any]:
         """See `Engine`; `ok` is the answer to a real request, made now."""
         state = {"ok": not self._closed.is_set() and self._is_alive(), "engine": "vllm", "mode": self._transport.name}
-        return state | {"model": self.model_name, "weights_version": self.weights_version} | self._counts
+        state |= {"model": self.model_name, "weights_version": self.weights_version}
+        return state | self._counts | self._transport.statistics()
+
+    def server_statistics(self) -> dict[str, int]:
+        """The counters of each of several servers as flat numbers, `server_1_served` and so on; asks nobody."""
+        servers = self._transport.statistics().get("servers", [])
+        return {
+            f"server_{i}_{name}": int(value)
+            for i, server in enumerate(servers, 1)
+            for name, value in server.items()
+            if name != "url"
+        }
 
     def close(self) -> None:
         self._closed.set()
@@ -311,6 +338,14 @@ def _engine_options(
     given = {"tensor_parallel_size": tensor_parallel_size if tensor_parallel_size > 1 else None}
     given |= {"gpu_memory_utilization": memory, "dtype": dtype or None, "max_model_len": max_model_len or None}
     return {name: value for name, value in (given | {"enforce_eager": eager}).items() if value is not None}
+
+
+def _key(prompt: Prompt, key: Hashable) -> Hashable:
+    """What questions have in common that one server answers fastest: the episode, else the prompt up to the assistant's turn."""
+    if key is not None:
+        return key
+    asked = prompt[:-1] if prompt and prompt[-1]["role"] == "assistant" else prompt
+    return hash(prompt_key(asked))
 
 
 def _absolute(model: str) -> str:

@@ -102,6 +102,10 @@ class InProcessTransport:
             raise error
         return value
 
+    def statistics(self) -> dict[str, Any]:
+        """Nothing: one engine's counters are those of whoever asks it."""
+        return {}
+
     def close(self) -> None:
         """Shut the engine down."""
         llm, self._llm = self._llm, None

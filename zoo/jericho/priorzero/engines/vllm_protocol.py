@@ -5,11 +5,11 @@ An engine that has died or hangs is an EngineFailure, after which `restart` may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lzero_async.errors import LzeroAsyncError
+from lzero_async.errors import ConfigError, LzeroAsyncError
 
 
 class EngineFailure(LzeroAsyncError):
@@ -23,13 +23,17 @@ class EngineFailure(LzeroAsyncError):
 
 @dataclass(frozen=True)
 class Question:
-    """Continue `token_ids` by at most `max_tokens`; `wanted`: token ids whose log-probability as the next token is asked for."""
+    """Continue `token_ids` by at most `max_tokens`; `wanted`: token ids whose log-probability as the next token is asked for.
+
+    Questions with the same `key` have the beginning of their tokens in common: one server answers them fastest.
+    """
 
     token_ids: tuple[int, ...]
     wanted: tuple[int, ...] = ()
     max_tokens: int = 1
     temperature: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+    key: Hashable = field(default=None, compare=False)
 
     def sampling(self) -> dict[str, Any]:
         """vLLM's sampling parameters. Temperature 1 by default: then raw and processed log-probabilities are the same."""
@@ -69,7 +73,29 @@ class Transport(Protocol):
     def ask(self, questions: Sequence[Question], timeout: float | None = None) -> list[Answer | EngineFailure]: ...
     def restart(self) -> None: ...
     def reload(self, path: str) -> None: ...
+    def statistics(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
+
+
+def split_addresses(name: str, value: str) -> tuple[str, ...]:
+    """The addresses in the text of option `name`, which has commas between them; none in an empty one."""
+    if not value:
+        return ()
+    found = [part.strip().rstrip("/") for part in value.split(",")]
+    for i, address in enumerate(found):
+        scheme, _, place = address.partition("://")
+        reason = ""
+        if not address:
+            reason = "has an empty address"
+        elif scheme not in ("http", "https") or not place or place.startswith(("/", ":")) or " " in place:
+            reason = f"has {address!r}, which is no address"
+        elif address in found[:i]:
+            reason = f"has {address} twice"
+        if reason:
+            raise ConfigError(
+                f"{name} is {value!r}, which {reason}; it must be http://HOST:PORT, or several with commas between them."
+            )
+    return tuple(found)
 
 
 PROBE = Question(token_ids=(1, 2), wanted=(1, 2))

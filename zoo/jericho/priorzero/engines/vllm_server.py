@@ -83,11 +83,12 @@ class HttpTransport:
         """Answers in the order of the questions, all in flight at once; `timeout` (seconds) only shortens the usual one."""
         patience = min(self._timeout, timeout or self._timeout)
         try:
-            return list(self._pool.map(lambda question: self._ask_one(question, patience), questions))
+            return list(self._pool.map(lambda question: self.ask_one(question, patience), questions))
         except (RuntimeError, CancelledError):  # the pool was closed under this call
             return [EngineFailure("the engine is closed")] * len(questions)
 
-    def _ask_one(self, question: Question, timeout: float) -> Answer | EngineFailure:
+    def ask_one(self, question: Question, timeout: float) -> Answer | EngineFailure:
+        """The answer, asked for by the calling thread within `timeout` seconds."""
         try:
             body = {"token_ids": list(question.token_ids), "sampling_params": question.sampling()}
             return self._parse(question, self._call("POST", GENERATE, body, timeout))
@@ -152,6 +153,10 @@ class HttpTransport:
                 f"the server at {self.url} answered {path} with something that is no JSON object; is it vLLM?"
             )
         return value
+
+    def statistics(self) -> dict[str, Any]:
+        """Nothing: one server's counters are the engine's own."""
+        return {}
 
     def close(self) -> None:
         """Close the connections."""
