@@ -546,6 +546,10 @@ def test_vllm_server_by_address(reference, other_weights, tmp_path):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     server.wait(1)
         assert difference(engine.score(REAL), reference.score(REAL)) < 1e-3
+        several = make_engine("vllm", url=f"http://127.0.0.1:{port},http://localhost:{port}")  # one server by two names
+        assert difference(several.score(REAL), reference.score(REAL)) < 1e-3
+        assert all(one["ok"] and one["served"] for one in several.health()["servers"])
+        several.close()
         # Without our worker extension a CPU server keeps its packed output layer: caught by the expected log-probability.
         folder, _, check = other_weights
         with pytest.raises(ConfigError, match="did not arrive whole"):

@@ -449,6 +449,21 @@ def test_names_may_differ_where_the_user_gives_one_and_the_shortest_context_coun
     assert pool.context_length == 90 and pool.base_weights == "/a/qwen" and pool.model == "models/m"
 
 
+def test_after_the_first_start_a_server_that_does_not_fit_is_left_out(cluster):
+    servers, client = cluster({}, {})
+    pool = client()
+    servers[1].weights = "others"
+    pool.restart()
+    assert counts(pool, "ok") == [True, False], "of two the first one counts"
+    servers[0].plan["root"] = servers[0].plan["id"] = "other"
+    servers[1].plan["down"] = True
+    with pytest.raises(EngineFailure, match=f"no answer from {servers[1].url}"):
+        pool.restart()  # the second one may yet come back
+    servers[1].plan |= {"down": False, "no_logprobs": True}
+    with pytest.raises(ConfigError, match="serves other"):
+        pool.restart()
+
+
 def test_a_server_that_is_down_at_the_start_comes_later(cluster, caplog):
     clock = Clock()
     servers, client = cluster({"down": True}, {})

@@ -220,7 +220,7 @@ class PoolTransport:
             marks, errors = self._at_each(partial(self._bring_up, weights=weights), self._balance.servers)
             reference, odd = odd_ones(marks) if marks else (None, {})
             wrong = [error for error in (errors | odd).values() if isinstance(error, ConfigError)]
-            if wrong and not (self._started and marks):
+            if wrong and (not self._started or len(wrong) == len(self._balance.servers)):
                 raise wrong[0]
             if reference is None:
                 raise joined(errors)
