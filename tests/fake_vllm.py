@@ -2,7 +2,7 @@
 
 `plan` says how it misbehaves: per life (start) of the server, the number of the request at which it exits, hangs or answers 500;
 `down`: it hangs up on everybody; `hook(server, what)` is called before it answers a question (its tokens) or loads weights (their
-path).
+path), and may raise Fault over a question.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ BASE_WEIGHTS = "base"
 def log_prob(weights: str, context: list[int], token: int) -> float:
     """The log-probability that the stand-in gives to `token` after `context` with these weights."""
     return -1e-4 * (zlib.crc32(json.dumps([weights, context, token]).encode()) % 100_000)
+
+
+class Fault(Exception):
+    """Raised by a hook: the question is answered with status 500."""
 
 
 class FakeServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -109,7 +113,10 @@ class FakeHandler(BaseHTTPRequestHandler):
                 with server.record.open("a") as out:
                     out.write(json.dumps([server.life, context]) + "\n")
         if hook := server.plan.get("hook"):
-            hook(server, tuple(context))
+            try:
+                hook(server, tuple(context))
+            except Fault as fault:
+                return self.reply(500, {"error": {"message": str(fault)}})
         for kind, at in server.plan.get("lives", {}).get(str(server.life), {}).items():
             if kind == "exit" and number >= at:
                 os._exit(0)

@@ -80,28 +80,33 @@ class PoolTransport:
         replies: dict[int, Answer | EngineFailure] = {}
         tried: list[list[Server]] = [[] for _ in questions]
 
-        def send(members: Sequence[int], key: Hashable, failure: EngineFailure | None = None) -> None:
-            with self._lock:
-                server = None if self._closed else self._balance.place(key, len(members), tried[members[0]])
-                if server is None:
-                    replies.update(dict.fromkeys(members, failure or self._nobody()))
-                    return
-                life = server.life
-            for i in members:
-                tried[i].append(server)
-                self._send(i, questions[i], server, life, patience, done)
+        def send(episodes: Sequence[tuple[Hashable, list[int]]], failure: EngineFailure | None = None) -> None:
+            with self._lock:  # all get their places before the first one is answered, so that they are spread evenly
+                places = [self._place(key, len(members), tried[members[0]]) for key, members in episodes]
+                failure = failure or (self._nobody() if None in places else None)
+            for (_, members), place in zip(episodes, places, strict=True):
+                for i in members:
+                    if place is None:
+                        replies[i] = failure
+                    else:
+                        tried[i].append(place[0])
+                        self._send(i, questions[i], *place, patience, done)
 
-        for key, members in _by_episode(questions):
-            send(members, key)
+        send(_by_episode(questions))
         while len(replies) < len(questions):
             i, reply = done.get()
             if isinstance(reply, Answer):
                 replies[i] = reply
             elif isinstance(reply, EngineFailure):
-                send([i], questions[i].key, reply)
+                send([(questions[i].key, [i])], reply)
             else:
                 raise reply
         return [replies[i] for i in range(len(questions))]
+
+    def _place(self, key: Hashable, count: int, tried: Sequence[Server]) -> tuple[Server, int] | None:
+        """The server for questions of one episode, and its life; None if there is none. Call it with the lock."""
+        server = None if self._closed else self._balance.place(key, count, tried)
+        return None if server is None else (server, server.life)
 
     def _send(
         self, i: int, question: Question, server: Server, life: int, patience: float, done: SimpleQueue[Any]
