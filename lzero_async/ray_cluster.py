@@ -88,6 +88,7 @@ def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
             ) from error
         return Cluster(ray, False, True, resources)
     ray.init(
+        address="local",  # never one that happens to run here
         include_dashboard=False,
         object_store_memory=int(STORE_SHARE * _memory()),
         _system_config={"prestart_worker_first_driver": False},

@@ -208,3 +208,15 @@ def test_a_cluster_of_its_own_listens_on_loopback_and_leaves_nothing_behind(tmp_
             for address in ("127.0.0.1:1", "ray://127.0.0.1:10001", "here")
         ), "['127.0.0.1']", "[]",
     ]  # fmt: skip
+
+
+def test_a_cluster_of_its_own_is_started_although_the_environment_names_another(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom lzero_async import make_backend\n"
+        "if __name__ == '__main__':\n    backend = make_backend('ray')\n    print(backend.cluster is not None)\n"
+        "    backend.close()\n"
+    )
+    named = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=named)
+    assert done.stdout == "True\n", done.stderr
