@@ -407,10 +407,10 @@ class Application(ABC):
         assert self.evaluator is not None
         return ask_again(
             self.evaluator, "evaluate", *arguments, stop=stop, max_restarts=max_restarts, restart_backoff=restart_backoff,
-            given_up=lambda: self._closing, on_restart=self._evaluator_restarted,
+            given_up=lambda: self._closing, on_restart=self._role_restarted,
         )  # fmt: skip
 
-    def _evaluator_restarted(self) -> None:
+    def _role_restarted(self) -> None:
         self.coordinator.count_restart()
         self._locate()
 

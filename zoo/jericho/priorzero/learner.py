@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,21 +41,48 @@ class TrainResult:
     ages: dict[str, float]
 
 
-class Learner:
-    """UniZero's learner over UniZero's buffer; `cfg` is the whole policy configuration as an EasyDict."""
+def new_policy(cfg: Any) -> Any:
+    """UniZero with a model and an optimizer of its own, to learn only."""
+    with quiet():
+        from lzero.policy.unizero import UniZeroPolicy
 
-    def __init__(self, cfg: Any, absorbing_steps: int = 2) -> None:
+        policy = UniZeroPolicy(cfg, enable_field=["learn"])
+    # UniZero's learn step logs two numbers that only its collect mode sets.
+    policy._collect_mcts_temperature = policy._collect_epsilon = 0.0
+    return policy
+
+
+def learn(policy: Any, data: list[list[np.ndarray]], number: int) -> dict[str, float]:
+    """One update of UniZero on a sampled batch; `number` counts the updates. Returns what UniZero logs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # LightZero takes the mean of an empty step while episodes are short
+        logged: dict[str, float] = policy._forward_learn([*data, number])
+    return logged
+
+
+class Learner:
+    """UniZero's learner over UniZero's buffer; `cfg` is the whole policy configuration as an EasyDict.
+
+    `policy` is made from it unless given, and `update(data, number)` makes an update of that unless given.
+    """
+
+    def __init__(
+        self,
+        cfg: Any,
+        absorbing_steps: int = 2,
+        *,
+        policy: Any = None,
+        update: Callable[[list[list[np.ndarray]], int], dict[str, float]] | None = None,
+    ) -> None:
+        self.policy = new_policy(cfg) if policy is None else policy
         with quiet():
             from gym.spaces import Discrete
             from lzero.mcts.buffer.game_segment import GameSegment
-            from lzero.policy.unizero import UniZeroPolicy
 
             from zoo.jericho.priorzero.replay import ReplayBuffer
 
-            self.policy = UniZeroPolicy(cfg, enable_field=["learn"])
             self.buffer = ReplayBuffer(cfg)
-        # UniZero's learn step logs two numbers that only its collect mode sets.
-        self.policy._collect_mcts_temperature = self.policy._collect_epsilon = 0.0
+        self._update = partial(learn, self.policy) if update is None else update
         self.cfg = cfg
         self.updates = 0
         self._owed = 0.0  # updates of replay_ratio that are not whole yet
@@ -117,9 +145,7 @@ class Learner:
             data = self.buffer.sample(self.cfg.batch_size, self.policy)
             sampled.append(self._sampled_segments(data[0][4]))
             ages.append(version - np.asarray(self._versions)[sampled[-1]])
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # LightZero takes the mean of an empty step while episodes are short
-                logged = self.policy._forward_learn([*data, self.updates])
+            logged = self._update(data, self.updates)
             for name in LOSSES:
                 sums[name] += logged[name]
             self.updates += 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,9 +15,13 @@ import torch
 from lzero_async import checkpoint
 from lzero_async.parcels import Parcel
 from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
-from zoo.jericho.priorzero.learner import Learner
+from zoo.jericho.priorzero.learner import Learner, new_policy
+from zoo.jericho.priorzero.options import rank_device
 from zoo.jericho.priorzero.parts import Parts
 from zoo.jericho.priorzero.saving import CHECKPOINT
+
+if TYPE_CHECKING:
+    from zoo.jericho.priorzero.rank_role import Lead
 
 EVENT_EVERY = 0.2  # seconds between two words to the parent about the updates made
 
@@ -29,7 +34,13 @@ class LearnerRole:
         parts.limit_threads()
         self._options = parts.options
         seed_everything(parts.options.run_config.seed)
-        self.learner = Learner(parts.unizero(device), parts.options.policy_config.absorbing_steps)
+        policy = parts.options.policy_config
+        cfg = parts.unizero(rank_device(device, 0, policy.learner_ranks))
+        self._lead: Lead | None = None
+        if policy.learner_ranks == 1:
+            self.learner = Learner(cfg, policy.absorbing_steps)
+        else:
+            self._lead, self.learner = _data_parallel(parts, cfg)
         self._emit, self._said_at = emit, 0.0
         self._waiting: list[dict[str, Any]] = []  # of a loaded checkpoint
 
@@ -41,11 +52,33 @@ class LearnerRole:
         """The weights as they are now."""
         return Parcel(self.learner.weights(), live=True)
 
+    def meet(self, host: str) -> tuple[str, int]:
+        """Open the meeting point of the learner's ranks at this address; where they find it."""
+        assert self._lead is not None
+        return self._lead.open(host)
+
     def train(
-        self, batch: int, version: int, parcel: Parcel, newest: int | None = None, fresh: Sequence[Parcel] = ()
+        self,
+        batch: int,
+        version: int,
+        parcel: Parcel,
+        newest: int | None = None,
+        fresh: Sequence[Parcel] = (),
+        generation: int = 0,
     ) -> dict[str, Any]:
-        """Take in `fresh` targets of older batches, store the batch and make the updates owed for it; what came of it.
-        `newest` is the version of the weights now."""
+        """Take in `fresh` targets of older batches, store the batch and make the updates owed for it, with the ranks of this
+        generation if there are others; what came of it. `newest` is the version of the weights now."""
+        with contextlib.nullcontext() if self._lead is None else self._lead.train(generation):
+            return self._train(batch, version, parcel, newest, fresh)
+
+    def dismiss(self) -> None:
+        """Let the other ranks go, wherever they are in a train."""
+        assert self._lead is not None
+        self._lead.dismiss()
+
+    def _train(
+        self, batch: int, version: int, parcel: Parcel, newest: int | None, fresh: Sequence[Parcel]
+    ) -> dict[str, Any]:
         before, dice = self.learner.state_dict(), checkpoint.random_state()
         start = time.monotonic()
         try:
@@ -55,7 +88,7 @@ class LearnerRole:
                 collected.episodes, version, batch=batch, newest=newest, on_update=self._updated
             )
         except Exception:
-            self.learner.load_state_dict(before)
+            self._load_state(before)
             checkpoint.restore_random_state(dice)
             raise
         return {
@@ -68,6 +101,11 @@ class LearnerRole:
             "seconds": time.monotonic() - start,
             "buffer": self.learner.stored,
         }
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+        if self._lead is not None:
+            self._lead.forget()
 
     def _updated(self) -> None:
         if time.monotonic() - self._said_at >= EVENT_EVERY:
@@ -96,7 +134,7 @@ class LearnerRole:
         """Go on from a checkpoint; how many batches wait in it (`waiting` hands them out), or -1 if they were not saved."""
         state = checkpoint.load(Path(path), CHECKPOINT)
         with checkpoint.fitting(path):
-            self.learner.load_state_dict(state["learner"])
+            self._load_state(state["learner"])
             if "buffer" in state:
                 self.learner.load_buffer_state(state["buffer"])
             self._waiting = list(state["waiting"]) if "buffer" in state else []
@@ -109,6 +147,17 @@ class LearnerRole:
         collected = unpack_batch(self._waiting[place])
         self._waiting[place] = {}
         return Parcel(collected, collected.summary())
+
+
+def _data_parallel(parts: Parts, cfg: Any) -> tuple[Lead, Learner]:
+    """Rank 0 of several: the learner with the whole buffer, and a model that trains on its share."""
+    from zoo.jericho.priorzero.rank_role import Lead, new_group
+    from zoo.jericho.priorzero.shared_update import share_config
+
+    options = parts.options.policy_config
+    policy = new_policy(share_config(cfg, options.learner_ranks))
+    lead = Lead(policy, new_group(parts, 0, cfg.device), cfg.grad_clip_value)
+    return lead, Learner(cfg, options.absorbing_steps, policy=policy, update=lead.update)
 
 
 def seed_everything(seed: int) -> None:

@@ -76,7 +76,7 @@ RULES: dict[str, dict[str, Check]] = {
         temperature_decay_steps=whole(1), epsilon=_share, stuck_steps=whole(0), stuck_epsilon=_share,
         root_noise_weight=_share, root_dirichlet_alpha=positive_number,
         embed_dim=whole(8), num_layers=whole(1), num_heads=whole(1), dropout=between(0, 0.9),
-        policy_entropy_weight=between(0, 10), learner_device=device, collector_devices=_devices,
+        policy_entropy_weight=between(0, 10), learner_ranks=whole(1), learner_device=_devices, collector_devices=_devices,
         evaluator_device=device, torch_threads=whole(0),
     ),
     "llm_config": dict(
@@ -202,11 +202,47 @@ def _check_roles(options: EasyDict) -> None:
             f"policy_config.num_collectors is {policy.num_collectors}, but at off_policy_degree 0 one plays at a time; set "
             "it to 1 or the degree to 1 or more."
         )
+    _check_ranks(policy)
     share = core_share(options)
     if policy.torch_threads > share:
         raise ConfigError(
             f"policy_config.torch_threads is {policy.torch_threads}, but {busy_roles(options)} role(s) share "
             f"{_cores()} core(s), so each may use {share}; set it to at most that, or to 0."
+        )
+
+
+def _check_ranks(policy: EasyDict) -> None:
+    """The ranks of a data-parallel learner: equal shares, processes, and a device for each."""
+    ranks, names = policy.learner_ranks, policy.learner_device.split(",")
+    if ranks == 1 and len(names) > 1:
+        raise ConfigError(
+            f"policy_config.learner_device is {policy.learner_device!r}, but there is one learner; name one device, or set "
+            f"learner_ranks to {len(names)}."
+        )
+    if ranks == 1:
+        return
+    if policy.batch_size % ranks:
+        raise ConfigError(
+            f"policy_config.batch_size is {policy.batch_size}, which {ranks} learner ranks cannot share equally; set it to a "
+            f"multiple of learner_ranks, {policy.batch_size // ranks * ranks or ranks} for example."
+        )
+    if policy.backend in ("inline", "thread"):
+        raise ConfigError(
+            f"policy_config.learner_ranks is {ranks}, and each needs a process of its own, but backend is "
+            f"{policy.backend!r}; set backend to 'auto' or 'process'."
+        )
+    if len(names) not in (1, ranks) or (len(names) > 1 and "auto" in names):
+        raise ConfigError(
+            f"policy_config.learner_device is {policy.learner_device!r} for {ranks} learner ranks; give 'auto', 'cpu', 'cuda' "
+            "(a GPU for each), or one device for each rank with commas between them."
+        )
+    taken = [device_of(policy.learner_device, rank) for rank in range(ranks)]
+    if len({name.partition(":")[0] for name in taken}) > 1 or any(
+        ":" in name and taken.count(name) > 1 for name in taken
+    ):
+        raise ConfigError(
+            f"policy_config.learner_device is {policy.learner_device!r}, but the learner's {ranks} ranks need a GPU each, or "
+            "the CPU all of them; name a different GPU for each rank, or 'cpu'."
         )
 
 
@@ -257,7 +293,8 @@ def backend_of(options: EasyDict) -> str:
     policy = options.policy_config
     if policy.backend != "auto":
         return str(policy.backend)
-    return "inline" if is_synchronous(options) and not policy.enable_async_eval else "process"
+    alone = is_synchronous(options) and not policy.enable_async_eval and policy.learner_ranks == 1
+    return "inline" if alone else "process"
 
 
 def is_synchronous(options: EasyDict) -> bool:
@@ -273,9 +310,9 @@ def plays_asynchronously(options: EasyDict) -> bool:
 
 def busy_roles(options: EasyDict) -> int:
     """How many roles may compute at the same time."""
-    if is_synchronous(options):
-        return 1 + bool(options.policy_config.enable_async_eval)
-    return 1 + options.policy_config.num_collectors + bool(options.policy_config.enable_async_eval)
+    policy = options.policy_config
+    collectors = 0 if is_synchronous(options) else policy.num_collectors
+    return int(policy.learner_ranks + collectors + bool(policy.enable_async_eval))
 
 
 def _cores() -> int:
@@ -301,6 +338,24 @@ def device_of(devices: str, number: int) -> str:
 def check_device(device: str) -> str:
     """The device to use, or a ConfigError when it is not there."""
     return present_device("A device", device, "set it to 'auto' or 'cpu'")
+
+
+def rank_device(device: str, rank: int, ranks: int) -> str:
+    """The device of one of the learner's ranks: on GPUs each has its own, which becomes this process's default."""
+    found = check_device(device)
+    if ranks == 1 or found == "cpu":
+        return found
+    import torch
+
+    count = torch.cuda.device_count()
+    if found == "cuda" and ranks > count:
+        raise ConfigError(
+            f"policy_config.learner_ranks is {ranks}, but torch finds {count} GPU(s) here and each rank needs its own; set it "
+            f"to at most {count}, or learner_device to 'cpu'."
+        )
+    found = f"cuda:{rank}" if found == "cuda" else found
+    torch.cuda.set_device(found)
+    return found
 
 
 def unizero_config(options: EasyDict, features: int, device: str = "cpu") -> EasyDict:

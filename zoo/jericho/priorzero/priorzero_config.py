@@ -67,7 +67,7 @@ policy_config = dict(
     enable_async_eval=False,
     # Collectors that play at once, each with its own games, model and language model; at most off_policy_degree are busy.
     num_collectors=1,
-    # Where the roles live: 'auto' ('process'; at degree 0 without async eval 'inline'), 'inline', 'thread', 'process', 'ray'.
+    # Where the roles live: 'auto' ('process'; at degree 0 without async eval and ranks 'inline'), 'inline', 'thread', 'process', 'ray'.
     backend="auto",
     # Address of a Ray cluster, as 'HOST:6379' or 'auto' (backend 'ray'; '': one of its own, on this machine).
     ray_address="",
@@ -153,7 +153,9 @@ policy_config = dict(
     dropout=0.0,
     # Weight of the policy's entropy in the loss.
     policy_entropy_weight=0.0,
-    # Where the learner's world model runs: 'cpu', 'cuda', 'cuda:1' ..., or 'auto'.
+    # Ranks of the learner (processes of torch.distributed) that share every update's batch; batch_size must be a multiple.
+    learner_ranks=1,
+    # Where the learner's world model runs: 'cpu', 'cuda', 'cuda:1' ..., or 'auto'; for several ranks also one device for each.
     learner_device="auto",
     # Where the collectors' run: one device, or several with commas between them, which the collectors take in turn.
     collector_devices="auto",

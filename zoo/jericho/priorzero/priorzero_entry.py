@@ -68,6 +68,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how = parser.add_argument_group("how asynchronous")
     how.add_argument("--off_policy_degree", type=int, help="0 synchronous, 1 and more asynchronous, -1 automatic")
     how.add_argument("--num_collectors", type=int, help="collectors that play at once (at most the degree are busy)")
+    how.add_argument("--learner_ranks", type=int, help="processes that share every update's batch (default: 1)")
     how.add_argument("--async_eval", action="store_true", default=None, help="evaluate in the background")
     how.add_argument(
         "--backend", choices=("auto", "inline", "thread", "process", "ray"),
@@ -100,6 +101,7 @@ FLAGS = {
     "exp_name": "run_config.exp_name",
     "off_policy_degree": "policy_config.off_policy_degree",
     "num_collectors": "policy_config.num_collectors",
+    "learner_ranks": "policy_config.learner_ranks",
     "async_eval": "policy_config.enable_async_eval",
     "backend": "policy_config.backend",
     "ray_address": "policy_config.ray_address",

@@ -14,8 +14,17 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.parts import Parts
     from zoo.jericho.priorzero.players import CollectorRole, EvaluatorRole
     from zoo.jericho.priorzero.reanalyze import ReanalyzeRole
+    from zoo.jericho.priorzero.rank_role import RankRole
 
 Emit = Callable[[Any], None]
+
+
+class GroupBroken(RuntimeError):
+    """The ranks of a data-parallel learner lost each other: one died, hung or did not come. A new group can be made."""
+
+
+class RankFailed(RuntimeError):
+    """Another rank of the learner failed in an update; its own call raises why."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,13 @@ def learner(parts: Parts, device: str, emit: Emit) -> LearnerRole:
     with quiet():
         from zoo.jericho.priorzero.learner_role import LearnerRole
     return LearnerRole(parts, device, emit)
+
+
+def rank(parts: Parts, number: int, device: str, emit: Emit) -> RankRole:
+    """Another rank of the learner, from 1 on."""
+    with quiet():
+        from zoo.jericho.priorzero.rank_role import RankRole
+    return RankRole(parts, number, device, emit)
 
 
 def collector(parts: Parts, worker: int, device: str, asynchronous: bool, emit: Emit) -> CollectorRole:

@@ -27,6 +27,7 @@ from lzero_async.types import BackgroundContext, Batch, CollectContext, EvalCont
 from lzero_async.view import Count, Progressed, seconds_left
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
+from zoo.jericho.priorzero.learner_group import LearnerGroup, on_loopback
 from zoo.jericho.priorzero.options import (
     backend_of,
     device_of,
@@ -120,17 +121,27 @@ class PriorZero(Application):
             for device in dict.fromkeys(places)
         }
 
-        def start(name: str, factory: Callable[..., Any], here: bool = False) -> Worker:
+        def start(name: str, factory: Callable[..., Any], *, here: bool = False, **environment: str) -> Worker:
             return self.backend.start(
                 name,
                 factory,
                 on_event=self._told,
-                environment=thread_limit(threads),
+                environment={**thread_limit(threads), **environment},
                 output=str(self.folder / f"{name.replace(' ', '-')}.out"),
                 here=here,
             )
 
-        self.learner = start("learner", partial(roles.learner, parts[places[0]], policy.learner_device), here=True)
+        ranks, alone = policy.learner_ranks, on_loopback() if policy.learner_ranks > 1 else {}
+        device = partial(device_of, policy.learner_device)
+        self.learner = start("learner", partial(roles.learner, parts[places[0]], device(0)), here=True, **alone)
+        self.ranks = [
+            start(f"learner rank {rank}", partial(roles.rank, parts[places[0]], rank, device(rank)), here=True, **alone)
+            for rank in range(1, ranks)
+        ]
+        self._group = LearnerGroup(
+            self.learner, self.ranks, max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff,
+            given_up=lambda: self._closing, on_restart=self._role_restarted,
+        )  # fmt: skip
         self.collectors = [
             start(
                 f"collector {number}",
@@ -164,7 +175,7 @@ class PriorZero(Application):
         self._records.prepare()
         for worker in self._roles():
             report = worker.call("ready")
-            if report is not None and worker is not self.learner:
+            if report is not None and worker is not self.learner and worker not in self.ranks:
                 self._report_reuse(worker, report)
         if self.backend.kind in PLACES:
             self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
@@ -173,7 +184,7 @@ class PriorZero(Application):
     def _roles(self) -> list[Worker]:
         """Every role of this run; without evaluations there is no evaluator."""
         evaluators = [] if self.evaluator is None else [self.evaluator]
-        return [self.learner, *self.collectors, *evaluators, *self.reanalyzers]
+        return [self.learner, *self.ranks, *self.collectors, *evaluators, *self.reanalyzers]
 
     # -- the three stages ----------------------------------------------------------------------------------------------
 
@@ -193,7 +204,8 @@ class PriorZero(Application):
         """Have the learner store the batch and make the updates owed for it."""
         meta = batch.data.meta
         fresh = [] if self.reanalysis is None else self.reanalysis.take()
-        done = self.learner.call("train", batch.id, batch.version, batch.data, self.coordinator.train_count, fresh)
+        newest = self.coordinator.train_count
+        done = self._group.train(batch.id, batch.version, batch.data, newest, fresh, stop=batch.stop)
         self.env_steps += meta["steps"]
         self.updates = done["total_updates"]
         train = self.coordinator.train_count + 1
