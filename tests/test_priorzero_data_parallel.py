@@ -7,6 +7,7 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -150,11 +151,17 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], wit
     return max(float((one[name] - other[name]).abs().max()) for name in one if not name.endswith(without))
 
 
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> None:
+    """Looked at when the module's ranks are closed: a rank that was made anew has a new thread."""
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     ranks = Ranks(tmp_path_factory.mktemp("ranks"))
     yield ranks
     ranks.backend.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("lzero")]
 
 
 @pytest.fixture
@@ -285,8 +292,10 @@ def test_ranks_that_do_not_come_are_waited_for_no_longer_than_that() -> None:
         group.join(address, 0)
     assert group.generation == -1
     nobody = RankGroup(1, 2, "cpu", join_timeout=0.2, timeout=1.0)
-    with socket.create_server((LOOPBACK, 0)) as free, pytest.raises(GroupBroken, match="did not all meet"):
-        nobody.join((LOOPBACK, free.getsockname()[1]), 0)
+    with socket.create_server((LOOPBACK, 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(GroupBroken, match="did not all meet"):
+        nobody.join((LOOPBACK, port), 0)
 
 
 # -- the coordinating process ------------------------------------------------------------------------------------------
