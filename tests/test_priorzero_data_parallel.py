@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -56,10 +55,10 @@ def parts(ranks: int, **changes: object) -> SmallParts:
 
 
 def collected(number: int) -> Parcel:
-    """A batch with episodes of several lengths, so that the shares of a batch have unlike numbers of steps."""
-    rng = np.random.default_rng(number)
-    episodes = [episode(int(rng.integers(1, 12)), 10 * number + place, ended=bool(place % 2)) for place in range(3)]
-    return Parcel(Collected(episodes, 1.0))
+    """A batch of one longer episode and some of one step, so that the shares have unlike numbers of steps, and some of them
+    no step that follows another."""
+    long = episode(8, 10 * number, ended=bool(number % 2))
+    return Parcel(Collected([long, *(episode(1, 10 * number + place) for place in range(1, 4))], 1.0))
 
 
 def use_dropout(policy: Any, share: float) -> None:

@@ -101,13 +101,17 @@ class SharedUpdate:
         return losses
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Between UniZero's backward pass and its optimizer's step: the gradients of the whole batch, clipped."""
-        flat = torch.cat([_gradient(one).reshape(-1) for one in self._parameters])
+        """Between UniZero's backward pass and its optimizer's step: the gradients of the whole batch, clipped.
+
+        A share without a step that follows another has no gradient for the head that predicts those, but the batch has.
+        """
+        has = torch.tensor([float(one.grad is not None) for one in self._parameters], device=self._group.device)
+        flat = torch.cat([has, *(_gradient(one).reshape(-1) for one in self._parameters)])
         total = self._group.add_up(flat)
-        place = 0
-        for one in self._parameters:
-            if one.grad is not None:
-                one.grad.copy_(total[place : place + one.numel()].view_as(one))
+        counts, place = total[: len(has)].tolist(), len(has)
+        for one, count in zip(self._parameters, counts, strict=True):
+            if count:
+                one.grad = total[place : place + one.numel()].view_as(one).clone()
             place += one.numel()
         self._norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._clip))
 
