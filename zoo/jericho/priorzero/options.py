@@ -229,7 +229,7 @@ def _check_ranks(policy: EasyDict) -> None:
     if policy.backend in ("inline", "thread"):
         raise ConfigError(
             f"policy_config.learner_ranks is {ranks}, and each needs a process of its own, but backend is "
-            f"{policy.backend!r}; set backend to 'auto' or 'process'."
+            f"{policy.backend!r}; set backend to 'auto', 'process' or 'ray'."
         )
     if len(names) not in (1, ranks) or (len(names) > 1 and "auto" in names):
         raise ConfigError(

@@ -67,7 +67,7 @@ policy_config = dict(
     enable_async_eval=False,
     # Collectors that play at once, each with its own games, model and language model; at most off_policy_degree are busy.
     num_collectors=1,
-    # Where the roles live: 'auto' ('process'; at degree 0 without async eval and ranks 'inline'), 'inline', 'thread', 'process', 'ray'.
+    # Where the roles live: 'auto', 'inline', 'thread', 'process', 'ray'; auto: 'process', alone at degree 0 'inline'.
     backend="auto",
     # Address of a Ray cluster, as 'HOST:6379' or 'auto' (backend 'ray'; '': one of its own, on this machine).
     ray_address="",

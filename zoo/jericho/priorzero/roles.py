@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.learner_role import LearnerRole
     from zoo.jericho.priorzero.parts import Parts
     from zoo.jericho.priorzero.players import CollectorRole, EvaluatorRole
-    from zoo.jericho.priorzero.reanalyze import ReanalyzeRole
     from zoo.jericho.priorzero.rank_role import RankRole
+    from zoo.jericho.priorzero.reanalyze import ReanalyzeRole
 
 Emit = Callable[[Any], None]
 
