@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3; do \
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze docs docs-blocks soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale docs docs-blocks soak vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -77,11 +77,14 @@ bench-mbpo: $(STAMP) ## the bars of MBPO's trainers and their timeline (about 20
 bench-episode-ppo: $(STAMP) ## the bars of whole-episode PPO and the picture of a step barrier (about 20 minutes)
 	$(PY) -m benchmarks.episode_ppo
 
-bench-ray: $(STAMP) ## Ray against processes, and nodes that are lost (about 8 minutes)
+bench-ray: $(STAMP) ## Ray against processes, what it costs, and nodes that are lost (about 10 minutes)
 	$(PY) -m benchmarks.on_ray
 
 bench-reanalyze: $(STAMP) ## reanalysis in the background, on against off (about 10 minutes)
 	$(PY) -m benchmarks.reanalyze
+
+bench-scale: $(STAMP) ## 1 to 1,000 collectors and 1 to 8 learner ranks, simulated with the costs of make bench-ray (2 minutes)
+	$(PY) -m benchmarks.scale
 
 docs: $(STAMP) ## write the references of the configuration and of the API again (docs/config-reference.md, docs/api.md)
 	$(PY) docs/generate.py

@@ -1,4 +1,4 @@
-"""What Ray costs and what it survives: `python -m benchmarks.on_ray` (about 6 minutes; needs the extra ray).
+"""What Ray costs and what it survives: `python -m benchmarks.on_ray` (about 8 minutes; needs the extra ray).
 
 Writes benchmarks/results/ray.json and the table of docs/ray.md.
 """
@@ -11,40 +11,15 @@ import time
 from functools import partial
 from pathlib import Path
 
+from benchmarks._ray_runs import COLLECTORS, SECONDS, SIZE, waiting_run
 from benchmarks.harness import Bar, main_guard, run_bars
-from lzero_async import AsyncTrainingCoordinator, Worker, make_backend
-from lzero_async.testing import CollectorRole, LearnerRole, ScriptedRole
+from benchmarks.ray_costs import costs
+from lzero_async import Worker, make_backend
+from lzero_async.testing import ScriptedRole
 from lzero_async.testing.ray_nodes import Loss, RayNodes, lose_a_node
 
 ROOT = Path(__file__).resolve().parent.parent
-COLLECTORS, DEGREE, SECONDS, SIZE = 8, 16, 0.2, 500_000
-BATCHES, ROUNDS, LOSSES = 300, 5, 10
-
-
-def batches_per_second(kind: str) -> float:
-    """Of eight collectors that wait, and a learner that only counts."""
-    backend = make_backend(kind)
-    try:
-        learner = backend.start("learner", partial(LearnerRole, size=SIZE), here=True)
-        collectors = [
-            backend.start(f"collector {worker}", partial(CollectorRole, worker=worker, seconds=SECONDS, size=SIZE))
-            for worker in range(COLLECTORS)
-        ]
-        for collector in collectors:
-            collector.call("collect", learner.call("weights"))
-        with AsyncTrainingCoordinator(
-            DEGREE, num_collectors=COLLECTORS, get_weights=lambda: learner.call("weights")
-        ) as coordinator:
-            began = time.monotonic()
-            coordinator.run(
-                lambda context: collectors[context.worker].call("collect", context.snapshot.state, stop=context.stop),
-                lambda batch: learner.call("train", batch.id, batch.data),
-                max_train=BATCHES,
-                print_statistics=False,
-            )
-            return BATCHES / (time.monotonic() - began)
-    finally:
-        backend.close()
+ROUNDS, LOSSES = 5, 10
 
 
 def speed() -> list[Bar]:
@@ -52,7 +27,7 @@ def speed() -> list[Bar]:
     found: dict[str, list[float]] = {"process": [], "ray": []}
     for _ in range(ROUNDS):
         for kind, rates in found.items():
-            rates.append(batches_per_second(kind))
+            rates.append(waiting_run(kind).rate)
     ratios = iter([mine / theirs for mine, theirs in zip(found["ray"], found["process"], strict=True)])
     most = COLLECTORS / SECONDS
     name = f"{COLLECTORS} collectors that wait {SECONDS:g} s, {SIZE / 1e6:g} MB a batch"
@@ -66,7 +41,7 @@ def speed() -> list[Bar]:
 
 
 def calls() -> list[Bar]:
-    """What a call and a parcel cost, for the simulator."""
+    """What a call and a parcel cost, on either backend."""
     values: dict[str, list[float]] = {}
     for kind in ("process", "ray"):
         backend = make_backend(kind)
@@ -122,7 +97,7 @@ def loss() -> list[Bar]:
 
 def main() -> int:
     """Measure, print, write."""
-    groups = {"speed": speed, "calls": calls, "loss": loss}
+    groups = {"speed": speed, "calls": calls, "costs": costs, "loss": loss}
     page = ROOT / "docs" / "ray.md"
     return run_bars("Ray", groups, ROOT / "benchmarks" / "results" / "ray.json", page)
 

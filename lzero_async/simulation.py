@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +18,7 @@ from lzero_async.sharing import Alone, Shared, make_stages
 
 OVERLAPS: Final = ("latest", "skip")
 BACKGROUND: Final = "background"  # what an evaluation beside the learner is started with
+HAND_OVER: Final = "hand_over"
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Simulation:
     """What a simulated run came to. Times are in the unit of the durations; shares are of the wall time.
 
     `seconds` are the mean durations of the stages that ended, by role; `cores_used` the cores at work on average, None where
-    none are shared; `evals` the evaluations that ended, and `evals_skipped` those that never began.
+    none are shared; `evals` the evaluations that ended, and `evals_skipped` those that never began; `owner_busy` the share in
+    which the owner took batches in.
     """
 
     wall: float
@@ -45,10 +48,12 @@ class Simulation:
     evals: int = 0
     evals_skipped: int = 0
     replays: int = 0
+    owner_busy: float = 0.0
 
-    def throughput_after(self, train: int) -> float:
-        """Trains per unit of time after the first `train` ones."""
-        return (self.trains - train) / (self.finished_at[-1] - self.finished_at[train - 1])
+    def throughput_after(self, train: int, until: int | None = None) -> float:
+        """Trains per unit of time after the first `train` ones, up to train number `until` (None: the last one)."""
+        last = self.trains if until is None else until
+        return (last - train) / (self.finished_at[last - 1] - self.finished_at[train - 1])
 
 
 def simulate(
@@ -71,6 +76,7 @@ def simulate(
     eval_overlap: str = "latest",
     max_train_ahead: int = 0,
     background: Mapping[str, Distribution] | None = None,
+    hand_over: Distribution | None = None,
 ) -> Simulation:
     """Run the pipeline for `trains` trains in virtual time. Each worker draws its durations from its own stream.
 
@@ -79,6 +85,8 @@ def simulate(
     ({"collect": 0.3}; 1 where it is not named; above 1 on several cores); None: stages do not disturb each other.
     `eval_overlap`: whether a background evaluation that comes while one runs is begun after it (latest) or never (skip).
     `max_train_ahead`: trains on old data in a row while no batch waits. `background`: roles that make one pass per train.
+    `hand_over`: how long the one owner needs to take a batch in, one after the other in the order in which collects end; the
+    collector waits until its batch is committed. None: no time.
     """
     whole_number("trains", trains, 1)
     one_of("eval_overlap", eval_overlap, OVERLAPS)
@@ -93,6 +101,8 @@ def simulate(
         capacity=queue_capacity,
     )
     durations = {"collect": collect, "train": train, "eval": 0.0 if eval is None else eval, **(background or {})}
+    if hand_over is not None:
+        durations[HAND_OVER] = hand_over
     stages = make_stages(cores, cpu, list(durations))
     run = _Pipeline(gate, durations, stages, trains, adaptive, seed)
     run.background = tuple(background or ())
@@ -118,6 +128,7 @@ class _Pipeline:
         self.streams: dict[tuple[str, int], tuple[random.Random, Counter[str]]] = {}
         self.idle_workers = list(range(gate.num_collectors))
         self.held: list[tuple[int, Ticket]] = []
+        self.handing_over: deque[tuple[int, Ticket]] = deque()  # the first is with the owner, the others wait for it
         self.lag: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
         self.degrees: list[int] = []
@@ -166,6 +177,7 @@ class _Pipeline:
             evals=self.ended["eval"],
             evals_skipped=self.evals_skipped,
             replays=gate.replayed,
+            owner_busy=busy[HAND_OVER] / wall,
         )
 
     def _settle(self) -> None:
@@ -173,13 +185,7 @@ class _Pipeline:
         gate = self.gate
         moved = True
         while moved:
-            moved = False
-            for held in list(self.held):
-                if gate.try_commit(held[1].id) is not None:
-                    self.held.remove(held)
-                    self._committed(held[0])
-                    moved = True
-                    break
+            moved = self._commit_one()
             if self.eval_owed and not self.async_eval and gate.eval_rule() is None:
                 self.eval_owed -= 1
                 gate.start_eval()
@@ -200,6 +206,21 @@ class _Pipeline:
         if gate.running is None and not gate.waiting and not self.learner_waits:
             self.learner_waits = True
             self.starved = bool(self.held or self.idle_workers)
+
+    def _commit_one(self) -> bool:
+        """Commit the first finished collect that may be. Where one may not, none with the same or a later deadline may: those
+        that stay open leave it less room."""
+        blocked = math.inf
+        for held in self.held:
+            worker, ticket = held
+            if ticket.deadline >= blocked:
+                continue
+            if self.gate.try_commit(ticket.id) is not None:
+                self.held.remove(held)
+                self._committed(worker)
+                return True
+            blocked = ticket.deadline
+        return False
 
     def _wanted(self) -> bool:
         gate = self.gate
@@ -227,7 +248,18 @@ class _Pipeline:
             self._start(role, 0, None)
 
     def _collect_done(self, payload: tuple[int, Ticket]) -> None:
+        if HAND_OVER not in self.durations:
+            self.held.append(payload)
+            return
+        self.handing_over.append(payload)
+        if len(self.handing_over) == 1:
+            self._start(HAND_OVER, 0, payload)
+
+    def _hand_over_done(self, payload: tuple[int, Ticket]) -> None:
         self.held.append(payload)
+        self.handing_over.popleft()
+        if self.handing_over:
+            self._start(HAND_OVER, 0, self.handing_over[0])
 
     def _committed(self, worker: int) -> None:
         self.lag[len(self.gate.waiting)] += 1

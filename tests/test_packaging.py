@@ -199,7 +199,7 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 ORDER = [
     "errors types",
     "config activity calls parcels checkpoint progress distributions summary kept_warnings",
-    "clock gate trace wire run_folder options view sharing screen",
+    "clock gate trace wire run_folder options view sharing scaling screen",
     "adaptive stats tuning utilisation run_files live_roles role_process ray_cluster",
     "weights queues threads resume simulation board live_frame",
     "shell backends worker ray_host records live",

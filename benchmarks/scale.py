@@ -1,0 +1,228 @@
+"""The pipeline with 1 to 1,000 collectors and 1 to 8 learner ranks, in simulation: `python -m benchmarks.scale` (two minutes).
+
+Reads the costs that `python -m benchmarks.on_ray` measured; writes benchmarks/results/scale.json, docs/scale.png and the table
+of docs/scale.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _ray_runs, ray_costs
+from benchmarks._scale_picture import draw
+from benchmarks.harness import main_guard
+from lzero_async.distributions import Distribution, lognormal
+from lzero_async.errors import ConfigError
+from lzero_async.scaling import (
+    Costs,
+    Workload,
+    collect_seconds,
+    hand_over_seconds,
+    most_possible,
+    nodes_for,
+    train_seconds,
+    weights_seconds,
+    what_limits,
+)
+from lzero_async.simulation import simulate
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE, PICTURE = ROOT / "benchmarks" / "results", ROOT / "docs" / "scale.md", ROOT / "docs" / "scale.png"
+COLLECTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+RANKS = (1, 2, 4, 8)
+NETWORKS = {"loopback": None, "10 Gbit/s": 10.0, "1 Gbit/s": 1.0}
+ENOUGH, SMALL = "2 x collectors", "8"
+PER_NODE = 16
+FULL = 0.9  # of the highest rate: from so many collectors on, more of them gain little
+HEAD = "| workload | network | degree | ranks | 1 collector | 10 | 100 | 1,000 | 90 % from | what limits it there |"
+
+# PriorZero: seeds of `make learn-async` that had the machine for themselves (docs/measured-async.md), the updates of the run
+# that compared collect and train (the same page), and what is sampled for an update: batch_size x (num_unroll_steps + 1)
+# embeddings of 384 floats, twice, as priorzero_config.py has them.
+UNDISTURBED, COMPARED_UPDATES = (0, 3, 4), 220
+SAMPLE_MB = 32 * (8 + 1) * 384 * 4 * 2 / 1e6
+# Invented, so that collectors mostly wait and the learner is fast: a collect of 10 s, uneven as in the other benchmarks of this
+# project's simulator, a train of one update of 40 ms, a policy of a million parameters, batches as in make bench-ray.
+WAITING = Workload(
+    collect=10.0, train=0.04, updates=1, batch_mb=0.5, weights_mb=4.0, gradient_mb=4.0, sample_mb=0.5
+)  # fmt: skip
+WAITING_SIGMA = 0.5
+
+
+def main() -> int:
+    """Simulate, print, write, draw."""
+    try:
+        rows = read_rows(RESULTS / "ray.json")
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    costs = costs_of(rows)
+    works = {"PriorZero": priorzero(rows), "waiting": (WAITING, WAITING_SIGMA)}
+    points = [point for name, (work, sigma) in works.items() for point in curves(name, work, sigma, costs)]
+    lines = table(points)
+    print("\n".join(lines))
+    result = {
+        "title": "Scale, in simulation",
+        "costs": asdict(costs),
+        "workloads": {name: {**asdict(work), "sigma": sigma} for name, (work, sigma) in works.items()},
+        "check": check(rows, costs),
+        "weights_everywhere_seconds": everywhere(works, costs),
+        "points": points,
+    }
+    (RESULTS / "scale.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(
+        json.dumps(
+            {key: result[key] for key in ("costs", "workloads", "check", "weights_everywhere_seconds")}, indent=1
+        )
+    )
+    draw(PICTURE, points, FULL)
+    text = PAGE.read_text()
+    PAGE.write_text(text[: text.index(HEAD)] + "\n".join(lines) + "\n")
+    return 0
+
+
+def read_rows(path: Path) -> dict[str, float]:
+    """The medians of what on_ray measured as costs, by name. Raises ConfigError."""
+    remedy = "measure it with: python -m benchmarks.on_ray --only costs"
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; {remedy}")
+    rows = {row["name"]: row["median"] for row in json.loads(path.read_text())["bars"] if row["group"] == "costs"}
+    wanted = [ray_costs.OWNER_CPU, ray_costs.PUT, ray_costs.CALL, ray_costs.RATE, *ray_costs.LINK.values()]
+    wanted += [*ray_costs.REDUCE.values(), ray_costs.WEIGHTS, ray_costs.GRADIENTS, ray_costs.BATCH, ray_costs.STEPS]
+    if missing := [name for name in wanted if name not in rows]:
+        raise ConfigError(f"{path} has no {missing[0]!r} among its costs; {remedy}")
+    return rows
+
+
+def costs_of(rows: dict[str, float]) -> Costs:
+    """Seconds and MB per second; an all-reduce's latency is that of a small one, its link that of 40 MB without it."""
+    latency = rows[ray_costs.REDUCE[2, "1 kB"]] / 1000 / 2
+    return Costs(
+        owner_cpu=rows[ray_costs.OWNER_CPU] / 1000,
+        put_per_mb=rows[ray_costs.PUT] / 1000,
+        link=rows[ray_costs.LINK[100]],
+        round_trip=rows[ray_costs.CALL] / 1000,
+        reduce_latency=latency,
+        reduce_link=40 / (rows[ray_costs.REDUCE[2, "40 MB"]] / 1000 - 2 * latency),
+    )
+
+
+def priorzero(rows: dict[str, float]) -> tuple[Workload, float]:
+    """The shipped preset as it was measured, and the spread of its times.
+
+    learn_async.json has the steps and seconds of collect and train together, at degree 0; priorzero_async.json how many times
+    as long as 220 updates a collect takes; an update takes as long in both.
+    """
+    learned = json.loads((RESULTS / "learn_async.json").read_text())
+    measured = json.loads((RESULTS / "priorzero_async.json").read_text())["bars"]
+    runs = [learned["curves"]["0"][seed] for seed in UNDISTURBED]
+    pairs = [later - sooner for run in runs for sooner, later in pairwise([0.0, *run[1]])]
+    steps = sum(run[0][-1] for run in runs) / len(pairs)
+    per_step = learned["degrees"]["0"]["updates"][0] / learned["degrees"]["0"]["env_steps"][0]
+    name = "with the LLM prior: collect / train, seconds at degree 0"
+    ratio = next(row["median"] for row in measured if row["name"] == name)
+    updates = round(per_step * steps)
+    train = statistics.mean(pairs) * updates / (updates + ratio * COMPARED_UPDATES)
+    work = Workload(
+        collect=statistics.mean(pairs) - train,
+        train=train,
+        updates=updates,
+        batch_mb=rows[ray_costs.BATCH] / rows[ray_costs.STEPS] * steps,
+        weights_mb=rows[ray_costs.WEIGHTS],
+        gradient_mb=rows[ray_costs.GRADIENTS],
+        sample_mb=SAMPLE_MB,
+    )
+    return work, statistics.stdev(math.log(pair) for pair in pairs)
+
+
+def curves(name: str, work: Workload, sigma: float, measured: Costs) -> Iterator[dict[str, Any]]:
+    """Every point of a workload."""
+    settings = [(network, ENOUGH) for network in NETWORKS] + [("10 Gbit/s", SMALL)]
+    for network, degree in settings:
+        gbits = NETWORKS[network]
+        costs = measured if gbits is None else measured.on_network(gbits)
+        for ranks in RANKS:
+            for collectors in COLLECTORS:
+                bound = 2 * collectors if degree == ENOUGH else int(degree)
+                rate = rate_of(work, sigma, costs, collectors, ranks, bound)
+                possible = most_possible(work, costs, collectors, ranks)
+                yield {
+                    "workload": name,
+                    "network": network,
+                    "degree": degree,
+                    "ranks": ranks,
+                    "collectors": collectors,
+                    "rate": rate,
+                    "limit": what_limits(rate, possible),
+                    "possible": possible,
+                }
+
+
+def rate_of(work: Workload, sigma: float, costs: Costs, collectors: int, ranks: int, degree: int) -> float:
+    """Batches per second, once every collector has had its first batch trained."""
+    warm = max(20, collectors)
+    run = simulate(
+        spread(collect_seconds(work, costs), sigma),
+        train_seconds(work, costs, ranks),
+        num_collectors=collectors,
+        off_policy_degree=degree,
+        trains=warm + max(200, 3 * collectors),
+        hand_over=hand_over_seconds(work, costs),
+    )
+    return run.throughput_after(warm)
+
+
+def spread(mean: float, sigma: float) -> Distribution:
+    """Lognormal durations, or always the same."""
+    return lognormal(mean, sigma) if sigma else mean
+
+
+def check(rows: dict[str, float], costs: Costs) -> dict[str, float]:
+    """The simulation of the run that the costs were measured in, beside its measured rate."""
+    size = _ray_runs.SIZE / 1e6
+    call = rows[ray_costs.CALL] / 1000
+    work = Workload(
+        collect=_ray_runs.SECONDS, train=call, updates=1, batch_mb=size, weights_mb=size, gradient_mb=0.0, sample_mb=0.0
+    )  # fmt: skip
+    told = rate_of(work, 0.0, costs, _ray_runs.COLLECTORS, 1, _ray_runs.DEGREE)
+    return {"simulated": told, "measured": rows[ray_costs.RATE], "simulated / measured": told / rows[ray_costs.RATE]}
+
+
+def everywhere(works: dict[str, tuple[Workload, float]], costs: Costs) -> dict[str, dict[str, float]]:
+    """Seconds until new weights are on all machines of 1,000 collectors, by workload and network."""
+    nodes = nodes_for(1000, PER_NODE)
+    return {
+        name: {
+            network: weights_seconds(work, costs if gbits is None else costs.on_network(gbits), nodes)
+            for network, gbits in NETWORKS.items()
+        }
+        for name, (work, _) in works.items()
+    }
+
+
+def table(points: list[dict[str, Any]]) -> list[str]:
+    """A line for each curve."""
+    lines = [HEAD, "|" + "---|" * (HEAD.count("|") - 1)]
+    found: dict[tuple[str, str, str, int], dict[int, dict[str, Any]]] = {}
+    for point in points:
+        key = point["workload"], point["network"], point["degree"], point["ranks"]
+        found.setdefault(key, {})[point["collectors"]] = point
+    for (workload, network, degree, ranks), curve in found.items():
+        highest = max(point["rate"] for point in curve.values())
+        full = next(number for number, point in curve.items() if point["rate"] >= FULL * highest)
+        shown = " | ".join(f"{curve[number]['rate']:.3g}" for number in (1, 10, 100, 1000))
+        limit = curve[max(curve)]["limit"]
+        lines.append(f"| {workload} | {network} | {degree} | {ranks} | {shown} | {full:,} | {limit} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main_guard(main)
