@@ -116,7 +116,8 @@ def _priorzero() -> dict[str, list[float]]:
     from zoo.jericho.priorzero.options import build_options
     from zoo.jericho.priorzero.parts import Parts
 
-    options = build_options(assignments=["llm_config.root_policy=wm_logits"])
+    modes = [f"run_config.{modes}=['world_model']" for modes in ("eval_modes", "final_eval_modes")]
+    options = build_options(assignments=["llm_config.root_policy=wm_logits", *modes])
     with tempfile.TemporaryDirectory() as folder:
         parts = Parts(options, find_game(SHIPPED_GAME), Path(folder), threads=1)
         learner = roles.learner(parts, "cpu", lambda event: None)
@@ -133,7 +134,6 @@ def _priorzero() -> dict[str, list[float]]:
             }
         finally:
             collector.close()
-            learner.close()
 
 
 def _megabytes(parcel: Parcel) -> float:

@@ -276,6 +276,13 @@ def test_priorzeros_times_add_up_to_what_was_measured(tmp_path: Path) -> None:
 
 def test_a_line_of_the_table_says_where_more_collectors_gain_little() -> None:
     rates = {1: 0.5, 10: 4.6, 100: 5.0, 1000: 5.0}
-    line = {"workload": "w", "network": "n", "degree": "8", "ranks": 2, "limit": "learner"}
-    points = [{**line, "collectors": number, "rate": rate} for number, rate in rates.items()]
-    assert scale.table(points)[2:] == ["| w | n | 8 | 2 | 0.5 | 4.6 | 5 | 5 | 10 | learner |"]
+    line = {"workload": "w", "bound": "8, wait", "ranks": 2, "limit": "learner"}
+    points = [
+        {**line, "network": network, "collectors": number, "rate": rate * share}
+        for network, share in (("loopback", 1.0), ("fast", 0.96), ("slow", 0.5))
+        for number, rate in rates.items()
+    ]
+    assert scale.table(points)[2:] == [
+        "| w | loopback, fast | 8, wait | 2 | 0.5 | 4.6 | 5 | 5 | 10 | learner |",
+        "| w | slow | 8, wait | 2 | 0.25 | 2.3 | 2.5 | 2.5 | 10 | learner |",
+    ]
