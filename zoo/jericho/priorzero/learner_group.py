@@ -88,7 +88,7 @@ class LearnerGroup:
         done: dict[str, Any] = {}
         failure: Exception | None = None
         try:
-            done = self.learner.call("train", *arguments, self._generation)
+            done = self.learner.call("lead", self._generation, *arguments)
         except Exception as error:
             failure = error
             self._dismiss()

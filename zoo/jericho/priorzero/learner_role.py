@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -57,28 +56,22 @@ class LearnerRole:
         assert self._lead is not None
         return self._lead.open(host)
 
-    def train(
-        self,
-        batch: int,
-        version: int,
-        parcel: Parcel,
-        newest: int | None = None,
-        fresh: Sequence[Parcel] = (),
-        generation: int = 0,
-    ) -> dict[str, Any]:
-        """Take in `fresh` targets of older batches, store the batch and make the updates owed for it, with the ranks of this
-        generation if there are others; what came of it. `newest` is the version of the weights now."""
-        with contextlib.nullcontext() if self._lead is None else self._lead.train(generation):
-            return self._train(batch, version, parcel, newest, fresh)
+    def lead(self, generation: int, *arguments: Any) -> dict[str, Any]:
+        """`train` with the other ranks of this generation."""
+        assert self._lead is not None
+        with self._lead.train(generation):
+            return self.train(*arguments)
 
     def dismiss(self) -> None:
         """Let the other ranks go, wherever they are in a train."""
         assert self._lead is not None
         self._lead.dismiss()
 
-    def _train(
-        self, batch: int, version: int, parcel: Parcel, newest: int | None, fresh: Sequence[Parcel]
+    def train(
+        self, batch: int, version: int, parcel: Parcel, newest: int | None = None, fresh: Sequence[Parcel] = ()
     ) -> dict[str, Any]:
+        """Take in `fresh` targets of older batches, store the batch and make the updates owed for it; what came of it.
+        `newest` is the version of the weights now."""
         before, dice = self.learner.state_dict(), checkpoint.random_state()
         start = time.monotonic()
         try:
