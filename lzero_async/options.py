@@ -182,11 +182,11 @@ WATCHING: Final[Mapping[str, Option]] = MappingProxyType({
 
 
 RAY: Final[Mapping[str, Option]] = MappingProxyType({
-    "ray_address": Option("", text, "of a Ray cluster, as HOST:6379 or auto, for --backend ray (default: one of its own, here)"),
+    "ray_address": Option("", text, "of a Ray cluster, as HOST:6379 or auto, for --backend ray (without: one of its own, here)"),
     "ray_resources": Option(
         {}, resources,
-        'what a role needs of a machine of that cluster, by kind, as JSON: {"collector": {"CPU": 1, "GPU": 0.5}} (default: '
-        "a core each)",
+        'what a role needs of a machine of that cluster, by kind, as JSON: {"collector": {"CPU": 1, "GPU": 0.5}}; without: '
+        "a core each",
     ),
 })  # fmt: skip
 """What every application offers for roles on Ray."""

@@ -40,7 +40,7 @@ def test_walk_small() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("degree", range(5))
+@pytest.mark.parametrize("degree", [0, 1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_walk_seven_batches_with_an_interruption_anywhere(degree: int, policy: str) -> None:
     """Degrees 0 to 4, 1 to 3 collectors, all publish intervals, replays; a failure, a degree change, a save and load,
     or an evaluation at every step."""

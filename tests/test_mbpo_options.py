@@ -160,7 +160,7 @@ def test_every_option_is_explained() -> None:
 def test_defaults_are_shown_as_they_may_be_given() -> None:
     helps = {action.dest: action.help or "" for action in make_parser()._actions}
     for name, option in OPTIONS.items():
-        if option.default not in (None, {}):
+        if option.default not in (None, {}, ""):
             shown = re.search(r"\(default: ([^()]*)\)$", helps[name])
             assert shown is not None, name
             assert TABLE.changes(parse_arguments([f"--{name}={shown[1]}"])) == {name: option.default}

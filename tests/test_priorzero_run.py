@@ -484,12 +484,12 @@ def test_a_train_that_a_failure_left_behind_is_counted_before_the_checkpoint(
     training, trained = threading.Event(), LearnerRole.train
     collect = CollectorRole.collect
 
-    def slow(role: LearnerRole, batch: int, version: int, parcel: Parcel) -> dict:
+    def slow(role: LearnerRole, batch: int, version: int, *others: object) -> dict:
         if version or batch:  # the second train: outlast the patience that a failure elsewhere leaves it
             training.set()
             agent.coordinator.shell.wait(60.0)
             threading.Event().wait(1.0)
-        return trained(role, batch, version, parcel)
+        return trained(role, batch, version, *others)
 
     def fails_during_a_train(role: CollectorRole, order: object, weights: Parcel, stop: object) -> Parcel:
         if order.number >= 2:
