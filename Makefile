@@ -37,7 +37,7 @@ episode-ppo: $(STAMP) ## train PPO on whole episodes of CartPole, without a step
 learn-episode-ppo: $(STAMP) ## whole-episode PPO's learning curves: both collectors, three seeds each (about 20 minutes); resumable
 	$(PY) -m benchmarks.learn_episode_ppo
 
-test: $(STAMP) ## all tests but browser, chaos, soak and vllm (about 14 minutes)
+test: $(STAMP) ## all tests but browser, chaos, soak and vllm (about 20 minutes)
 	$(PY) -m pytest
 	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
 

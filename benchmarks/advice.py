@@ -37,8 +37,8 @@ FOLDER = ROOT / "runs" / "advice_bench"
 MBPO = ROOT / "zoo" / "mbpo" / "train.py"
 WAITING, COMPUTING, RECOMMENDED = 0.15, 0.25, 0.95
 DEGREES = (0, 1, 2, 4, 8)
-ROUNDS = 3
 share = 1.0  # of every run's length
+rounds = 3  # runs of every setting
 
 # A collect waits 25 times 10 ms, about as long as its 50 updates take.
 MBPO_WORK = (
@@ -182,7 +182,7 @@ def found(name: str) -> Found:
 def measure(one: Configuration, place: Path, trains: int, settings: Sequence[Setting]) -> dict[Setting, list[float]]:
     """Batches per second of every setting, in several rounds, so that a slow moment of the machine meets all of them."""
     rates: dict[Setting, list[float]] = {setting: [] for setting in settings}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for setting, several in rates.items():
             folder = place / f"degree-{setting.degree}-collectors-{setting.collectors}-{number}"
             one.play(folder, setting, trains)
@@ -220,13 +220,14 @@ GROUPS = {name: lambda name=name: bars(name) for name in CONFIGURATIONS}
 
 
 def main() -> int:
-    """Measure and write the table. `--share` makes every run shorter."""
-    global share
+    """Measure and write the table. `--share` makes every run shorter, `--rounds` says how many each setting gets."""
+    global share, rounds
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=rounds)
     own, rest = parser.parse_known_args()
     sys.argv[1:] = rest
-    share = own.share
+    share, rounds = own.share, own.rounds
     return run_bars("Advice", GROUPS, OUTPUT, PAGE)
 
 
