@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from lzero_async.calls import PackedError, listen, unpack_error
 from lzero_async.clock import RealClock
 from lzero_async.config import positive_number
 from lzero_async.errors import LzeroAsyncError, WorkerDied
+from lzero_async.lives import LivingWorker
 from lzero_async.parcels import Parcel, RegionPool
 from lzero_async.role_process import specification
 from lzero_async.threads import ThreadGroup
@@ -45,7 +47,7 @@ class ProcessBackend:
         _allow_descriptors()
         self._threads = ThreadGroup(RealClock(), "lzero-link")
         self._pool = RegionPool(reuse_when_gone=True)
-        self._workers: list[ProcessWorker] = []
+        self._workers: list[LivingWorker[_Life]] = []
 
     def start(
         self,
@@ -58,9 +60,9 @@ class ProcessBackend:
         here: bool = False,
     ) -> Worker:
         """See `Backend.start`."""
-        worker = ProcessWorker(
-            name, factory, on_event, dict(environment or {}), output, self._hang_timeout, self._threads, self._pool
-        )
+        spec = {**specification(name, factory), "heartbeat": self._hang_timeout / 6, "parent": os.getpid()}
+        new_life = partial(_Life, name, spec, dict(environment or {}), output, self._hang_timeout, self._pool, on_event)
+        worker = LivingWorker(name, new_life, self._threads)
         self._workers.append(worker)
         return worker
 
@@ -74,85 +76,6 @@ class ProcessBackend:
         finally:
             self._threads.join(timeout)
             self._pool.close()
-
-
-class ProcessWorker:
-    """One role in a process; see `Worker`."""
-
-    def __init__(
-        self,
-        name: str,
-        factory: Factory,
-        on_event: Callable[[Any], None] | None,
-        environment: dict[str, str],
-        output: str,
-        hang_timeout: float,
-        threads: ThreadGroup,
-        pool: RegionPool,
-    ) -> None:
-        self.name = name
-        self.host = ""
-        self.restarts = 0
-        self._spec = {
-            **specification(name, factory), "heartbeat": hang_timeout / 6, "parent": os.getpid(),
-        }  # fmt: skip
-        self._on_event, self._environment, self._output = on_event, environment, output
-        self._hang_timeout, self._threads, self._pool = hang_timeout, threads, pool
-        self._calling = threading.Lock()
-        self._changing = threading.Lock()
-        self._closed_for_good = False
-        self._life = self._new_life()
-
-    @property
-    def pid(self) -> int:
-        return self._life.process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._life.death is None
-
-    def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
-        with self._calling:
-            life = self._life
-            life.wait_until_ready()
-            return life.call(method, args, stop, timeout)
-
-    def cancel(self, reason: str = "cancelled") -> None:
-        self._life.cancel(reason)
-
-    def kill(self) -> None:
-        self._life.end("was ended")
-
-    def restart(self) -> None:
-        with self._changing:
-            if self._closed_for_good:
-                raise WorkerDied(f"{self.name} cannot be restarted: its backend is closed.")
-            self.kill()
-            self.restarts += 1
-            self._life = self._new_life()
-
-    def begin_close(self, *, for_good: bool = False) -> None:
-        """Ask the role to close, without waiting for it; `for_good` refuses restarts after that."""
-        if for_good:
-            with self._changing:
-                self._closed_for_good = True
-        self._life.cancel("the worker was closed")
-        self._life.tell("close")
-
-    def close(self, timeout: float = 5.0) -> None:
-        self.begin_close()
-        self._life.wait_until_dead(timeout)
-        self._life.end("is closed")
-        error, self._life.close_error = self._life.close_error, None
-        if error is not None:
-            raise unpack_error(error, self.name, None)
-
-    def _new_life(self) -> _Life:
-        life = _Life(
-            self.name, self._spec, self._environment, self._output, self._hang_timeout, self._pool, self._on_event
-        )
-        self._threads.start(self.name, life.listen)
-        return life
 
 
 class _Call:
@@ -184,9 +107,9 @@ class _Life:
         pool: RegionPool,
         on_event: Callable[[Any], None] | None,
     ) -> None:
-        self.name = name
+        self.name, self.host = name, ""
         self.death: str | None = None
-        self.close_error: PackedError | None = None
+        self._close_error: PackedError | None = None
         self._hang_timeout, self._on_event, self._output = hang_timeout, on_event, output
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -213,9 +136,14 @@ class _Life:
         self._wire.limit(hang_timeout)
         self.tell("start", spec)
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
+
     # -- the calling side --------------------------------------------------------------------------------------------
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, stop: StopSignal | None) -> None:
         """Wait until the role is made; raise what its factory raised."""
         if not self._ready:
             self._start.done.wait()
@@ -292,9 +220,17 @@ class _Life:
         if threading.get_ident() != self._listener:  # whoever is told of an event may kill
             self._gone.wait()
 
-    def wait_until_dead(self, timeout: float) -> None:
-        """Wait for the process to end by itself."""
+    def begin_close(self) -> None:
+        """Ask the role to close after the call that runs, which is asked to end."""
+        self.cancel("the worker was closed")
+        self.tell("close")
+
+    def finish_close(self, timeout: float) -> PackedError | None:
+        """Wait for the process to end by itself, at most so long, and end it; return what closing raised, once."""
         self._gone.wait(timeout)
+        self.end("is closed")
+        error, self._close_error = self._close_error, None
+        return error
 
     # -- the listening side --------------------------------------------------------------------------------------------
 
@@ -344,7 +280,7 @@ class _Life:
         if message.kind == "reply":
             if message.number < 0:
                 fine, error, _ = message.value()
-                self.close_error = None if fine else error
+                self._close_error = None if fine else error
                 return
             with self._lock:
                 call = self._start if message.number == 0 else self._running

@@ -20,6 +20,7 @@ from lzero_async.calls import PackedError, listen, stopped, unpack_error
 from lzero_async.clock import RealClock
 from lzero_async.config import positive_number
 from lzero_async.errors import WorkerDied
+from lzero_async.lives import LivingWorker
 from lzero_async.parcels import SMALL, Parcel, Stored, dumps
 from lzero_async.ray_cluster import Cluster, join_cluster
 from lzero_async.role_process import specification
@@ -65,10 +66,11 @@ class RayBackend:
         place = self.cluster.options(name, here)
         paths = filter(None, (_ROOT, os.environ.get("PYTHONPATH")))
         place["runtime_env"] = {"env_vars": {**(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}}
-        worker = RayWorker(
-            name, specification(name, factory), on_event, place, os.path.abspath(output) if output else "",
-            self._hang_timeout, self._threads, self.cluster,
+        new_life = partial(
+            _Life, name, specification(name, factory), on_event, place, os.path.abspath(output) if output else "",
+            self._hang_timeout, self.cluster,
         )  # fmt: skip
+        worker = RayWorker(name, new_life, self._threads)
         self._workers.append(worker)
         return worker
 
@@ -86,83 +88,13 @@ class RayBackend:
                 cluster.leave()
 
 
-class RayWorker:
+class RayWorker(LivingWorker["_Life"]):
     """One role in an actor; see `Worker`."""
-
-    def __init__(
-        self,
-        name: str,
-        spec: dict[str, Any],
-        on_event: Callable[[Any], None] | None,
-        place: dict[str, Any],
-        output: str,
-        hang_timeout: float,
-        threads: ThreadGroup,
-        cluster: Cluster,
-    ) -> None:
-        self.name = name
-        self.restarts = 0
-        self._threads = threads
-        self._make = partial(_Life, name, spec, on_event, place, output, hang_timeout, cluster)
-        self._calling = threading.Lock()
-        self._changing = threading.Lock()
-        self._closed_for_good = False
-        self._life = self._new_life()
-
-    @property
-    def pid(self) -> int:
-        return self._life.pid
-
-    @property
-    def host(self) -> str:
-        return self._life.host
 
     @property
     def node(self) -> str:
         """Ray's name of the machine that the role lives on; '' while it has no place."""
         return self._life.node
-
-    @property
-    def alive(self) -> bool:
-        return self._life.death is None
-
-    def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
-        with self._calling:
-            life = self._life
-            life.wait_until_ready(stop)
-            return life.call(method, args, stop, timeout)
-
-    def cancel(self, reason: str = "cancelled") -> None:
-        self._life.cancel(reason)
-
-    def kill(self) -> None:
-        self._life.end("was ended")
-
-    def restart(self) -> None:
-        with self._changing:
-            if self._closed_for_good:
-                raise WorkerDied(f"{self.name} cannot be restarted: its backend is closed.")
-            self.kill()
-            self.restarts += 1
-            self._life = self._new_life()
-
-    def begin_close(self, *, for_good: bool = False) -> None:
-        """Ask the role to close, without waiting for it; `for_good` refuses restarts after that."""
-        if for_good:
-            with self._changing:
-                self._closed_for_good = True
-        self._life.begin_close()
-
-    def close(self, timeout: float = 5.0) -> None:
-        self.begin_close()
-        error = self._life.finish_close(timeout)
-        if error is not None:
-            raise unpack_error(error, self.name, None)
-
-    def _new_life(self) -> _Life:
-        life = self._make()
-        self._threads.start(self.name, life.listen)
-        return life
 
 
 class _Call:

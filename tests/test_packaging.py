@@ -201,7 +201,7 @@ ORDER = [
     "config activity calls parcels checkpoint progress distributions summary kept_warnings",
     "clock gate trace wire run_folder options view sharing scaling screen",
     "adaptive stats tuning utilisation run_files live_roles role_process ray_cluster",
-    "weights queues threads resume simulation board live_frame",
+    "weights queues threads lives resume simulation board live_frame",
     "shell backends worker ray_host records live",
     "processes ray_backend async_scalars",
     "metrics stages evaluator scores signals",
