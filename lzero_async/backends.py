@@ -58,6 +58,10 @@ class Worker(Protocol):
         WorkerDied when the worker dies under the call, or does not answer within `timeout` seconds (which ends it).
         """
 
+    def wait_until_ready(self, stop: StopSignal | None = None) -> None:
+        """Wait until the role is made, as long as `stop` is not set; whoever calls it then need not wait for that. Returns
+        as well if it could not be made, which the next call says. A role of this process is made by its first call."""
+
     def cancel(self, reason: str = "cancelled") -> None:
         """Set the stop signal of the call that runs, if any; the call ends when the role looks at it."""
 
@@ -147,6 +151,7 @@ def ask_again(
                 raise stopped(stop) from error
             log.warning("the %s failed (%r); it is made anew after %.3g s and asked again", worker.name, error, pause)
             worker.restart()
+            worker.wait_until_ready(stop)
             on_restart()
     raise AssertionError
 
@@ -198,6 +203,9 @@ class InlineWorker:
     def _emit(self, event: Any) -> None:
         if self._on_event is not None:
             self._on_event(_settled(event))
+
+    def wait_until_ready(self, stop: StopSignal | None = None) -> None:
+        return
 
     def cancel(self, reason: str = "cancelled") -> None:
         if (signal := self._stop) is not None:

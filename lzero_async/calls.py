@@ -12,8 +12,8 @@ from lzero_async.errors import RemoteError, Stopped
 from lzero_async.types import StopSignal
 
 
-class CallStop:
-    """The stop signal that a role's method gets as `stop`."""
+class Signal:
+    """Something that happens once, or is said again with another reason; any thread may wait for it or listen to it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -21,8 +21,8 @@ class CallStop:
         self._listeners: dict[object, Callable[[str], None]] = {}
         self.stop_reason = ""
 
-    def set(self, reason: str) -> None:
-        """Ask the call to end early; a later reason replaces an earlier one."""
+    def set(self, reason: str = "") -> None:
+        """It happens; a later reason replaces an earlier one."""
         with self._lock:
             self.stop_reason = reason
             self._event.set()
@@ -45,12 +45,16 @@ class CallStop:
             self._listeners.pop(key, None)
 
     def is_set(self) -> bool:
-        """Whether the call was asked to end."""
+        """Whether it has happened."""
         return self._event.is_set()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait this long or until the call is asked to end; return whether it was."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it happens, at most this long; return whether it has."""
         return self._event.wait(seconds)
+
+
+class CallStop(Signal):
+    """The stop signal that a role's method gets as `stop`."""
 
 
 OWN_ENDS: Final = ("max_train", "max_collect", "max_seconds", "stop_fn", "eval_target")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from lzero_async.calls import PackedError, unpack_error
+from lzero_async.calls import PackedError, Signal, listen, unpack_error
 from lzero_async.errors import WorkerDied
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
@@ -16,6 +16,8 @@ class Life(Protocol):
     """One process or actor of a worker, from its start to its end. `death` says how it ended, and is None until then."""
 
     death: str | None
+    started: Signal
+    """Its role is made, could not be made, or will not be."""
 
     @property
     def pid(self) -> int:
@@ -79,6 +81,13 @@ class LivingWorker(Generic[L]):
             life = self._life
             life.wait_until_ready(stop)
             return life.call(method, args, stop, timeout)
+
+    def wait_until_ready(self, stop: StopSignal | None = None) -> None:
+        woken = threading.Event()
+        ends = [listen(signal, lambda reason: woken.set()) for signal in (self._life.started, stop)]
+        woken.wait()
+        for end in ends:
+            end()
 
     def cancel(self, reason: str = "cancelled") -> None:
         self._life.cancel(reason)

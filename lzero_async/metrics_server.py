@@ -93,16 +93,20 @@ class _Server(WSGIServer):
 
     timeout = 0  # whoever calls handle_request knows that somebody is there
     _client: socket.socket | None = None
+    _over = False
 
     def get_request(self) -> tuple[socket.socket, Any]:
         self._client, address = super().get_request()
+        if self._over:  # it was cut off before it was there
+            self.cut_off()
         return self._client, address
 
     def cut_off(self) -> None:
-        """End the connection that is being served, if there is one."""
-        if self._client is not None:
+        """End the connection that is being served, if there is one, and any that comes."""
+        self._over = True  # first: whoever comes after this looks at it
+        if (client := self._client) is not None:
             with contextlib.suppress(OSError):
-                self._client.shutdown(socket.SHUT_RDWR)
+                client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a client of the metrics server left early", exc_info=True)

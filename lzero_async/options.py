@@ -105,14 +105,22 @@ def arguments(name: str, value: Any) -> dict[str, Any]:
     return found
 
 
-def resources(name: str, value: Any) -> dict[str, dict[str, float]]:
-    """What roles need of a machine: a mapping, or a JSON object as text; ConfigError if it is not that."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ConfigError(f"{name} is {value!r}, which is not JSON ({error}).") from error
-    return role_resources(name, value)
+def resources(*kinds: str) -> Check:
+    """What roles of these kinds need of a machine: a mapping, or a JSON object as text; ConfigError if it is not that."""
+
+    def check(name: str, value: Any) -> dict[str, dict[str, float]]:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise ConfigError(f"{name} is {value!r}, which is not JSON ({error}).") from error
+        found = role_resources(name, value)
+        for kind in found:
+            if kind not in kinds:
+                raise ConfigError(f"{name} has needs of {kind!r}, but the kinds of roles are {', '.join(kinds)}.")
+        return found
+
+    return check
 
 
 def present_device(name: str, value: str, remedy: str = "use --device cpu") -> str:
@@ -181,15 +189,18 @@ WATCHING: Final[Mapping[str, Option]] = MappingProxyType({
 """What every application offers to those who watch its runs."""
 
 
-RAY: Final[Mapping[str, Option]] = MappingProxyType({
-    "ray_address": Option("", text, "of a Ray cluster, as HOST:6379 or auto, for --backend ray (without: one of its own, here)"),
-    "ray_resources": Option(
-        {}, resources,
-        'what a role needs of a machine of that cluster, by kind, as JSON: {"collector": {"CPU": 1, "GPU": 0.5}}; without: '
-        "a core each",
-    ),
-})  # fmt: skip
-"""What every application offers for roles on Ray."""
+def ray_options(*kinds: str) -> dict[str, Option]:
+    """What every application offers for roles on Ray; `kinds` are the names of its roles, without their numbers."""
+    return {
+        "ray_address": Option(
+            "", text, "of a Ray cluster, as HOST:6379 or auto, for --backend ray (without: one of its own, here)"
+        ),
+        "ray_resources": Option(
+            {}, resources(*kinds),
+            f'what a role needs of a machine of that cluster, by kind ({", ".join(kinds)}), as JSON: '
+            f'{{"{kinds[0]}": {{"CPU": 1, "GPU": 0.5}}}}; without: a core each, but for what stays on this machine',
+        ),
+    }  # fmt: skip
 
 
 class OptionTable:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.backends import Factory, Worker, close_all
-from lzero_async.calls import PackedError, listen, unpack_error
+from lzero_async.calls import PackedError, Signal, listen, unpack_error
 from lzero_async.clock import RealClock
 from lzero_async.config import positive_number
 from lzero_async.errors import LzeroAsyncError, WorkerDied
@@ -85,7 +85,7 @@ class _Call:
         self.number = number
         self.parcels: list[Parcel] = []
         self.reply: Message | None = None
-        self.done = threading.Event()
+        self.done = Signal()
 
     def keep_parcels(self) -> None:
         """Nobody will tell which parcels are still in use: let none of their memory be used again."""
@@ -115,6 +115,7 @@ class _Life:
         self._lock = threading.Lock()
         self._running: _Call | None = None
         self._start = _Call(0)
+        self.started = self._start.done
         self._ready = False
         self._given_back: deque[tuple[int, bool]] = deque()
         self._gone = threading.Event()

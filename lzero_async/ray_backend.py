@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.backends import Factory, Worker, close_all
-from lzero_async.calls import PackedError, listen, stopped, unpack_error
+from lzero_async.calls import PackedError, Signal, listen, stopped, unpack_error
 from lzero_async.clock import RealClock
 from lzero_async.config import positive_number
-from lzero_async.errors import WorkerDied
+from lzero_async.errors import ConfigError, WorkerDied
 from lzero_async.lives import LivingWorker
 from lzero_async.parcels import SMALL, Parcel, Stored, dumps
-from lzero_async.ray_cluster import Cluster, join_cluster
+from lzero_async.ray_cluster import Cluster, in_a_line, join_cluster
 from lzero_async.role_process import specification
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
@@ -30,6 +30,7 @@ from lzero_async.types import StopSignal
 log = logging.getLogger("lzero_async")
 _ROOT: Final = str(Path(__file__).resolve().parent.parent)
 _PATIENCE: Final = 10.0  # seconds without a place for an actor after which that is said
+_PLACES: Final = 4  # that an actor is given in a row, if each is lost before the actor begins
 
 
 class RayBackend:
@@ -67,7 +68,7 @@ class RayBackend:
         paths = filter(None, (_ROOT, os.environ.get("PYTHONPATH")))
         place["runtime_env"] = {"env_vars": {**(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}}
         new_life = partial(
-            _Life, name, specification(name, factory), on_event, place, os.path.abspath(output) if output else "",
+            _Life, name, specification(name, factory), on_event, place, here, os.path.abspath(output) if output else "",
             self._hang_timeout, self.cluster,
         )  # fmt: skip
         worker = RayWorker(name, new_life, self._threads)
@@ -77,9 +78,9 @@ class RayBackend:
     def close(self, timeout: float = 5.0) -> None:
         """Close every worker, all at the same time, and leave the cluster; one of its own ends."""
         workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.begin_close(for_good=True)
         try:
+            for worker in workers:
+                worker.begin_close(for_good=True)
             close_all([*workers], timeout)
         finally:
             self._threads.join(timeout)
@@ -104,7 +105,7 @@ class _Call:
         self.number = number
         self.reply: tuple[Any, Any] | None = None  # the reference, and what it refers to
         self.error: Exception | None = None
-        self.done = threading.Event()
+        self.done = Signal()
 
 
 class _Life:
@@ -116,6 +117,7 @@ class _Life:
         spec: dict[str, Any],
         on_event: Callable[[Any], None] | None,
         place: dict[str, Any],
+        here: bool,
         output: str,
         hang_timeout: float,
         cluster: Cluster,
@@ -124,6 +126,7 @@ class _Life:
 
         self.name, self.pid, self.host, self.node = name, 0, "", ""
         self.death: str | None = None
+        self._refusal: ConfigError | None = None
         self._on_event, self._place, self._hang_timeout, self._cluster = on_event, place, hang_timeout, cluster
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -133,8 +136,26 @@ class _Life:
         self._closing: _Call | None = None
         self._ready = self._homeless = False
         self._encoding = ray_host
-        self._actor: Any = ray_host.Host.options(**place).remote()  # type: ignore[attr-defined]
-        self._start = self._follow(_Call(0), self._actor.start.remote(spec, output))
+        self._here, self._orders = here, (spec, output)
+        self._start = _Call(0)
+        self.started = self._start.done
+        self._actor: Any = None
+        self._ask_for_a_place()
+
+    def _ask_for_a_place(self) -> None:
+        """Have Ray make the actor, and the actor make the role."""
+        where = {**self._place, "scheduling_strategy": self._cluster.strategy(self._here)}
+        try:
+            actor = self._encoding.Host.options(**where).remote()  # type: ignore[attr-defined]
+        except ValueError as error:
+            raise ConfigError(
+                f"Ray does not take what {self.name} needs (ray_resources): {in_a_line(error)}"
+            ) from error
+        with self._lock:
+            self._actor, ended = actor, self.death is not None
+        if ended:
+            self._cluster.kill(actor)
+        self._follow(self._start, actor.start.remote(*self._orders))
 
     # -- the calling side ----------------------------------------------------------------------------------------------
 
@@ -144,7 +165,11 @@ class _Life:
         if not self._ready:
             self._wait_for_a_place(stop)
             self._start.done.wait()
-            self._result(self._start, None)
+            try:
+                self._result(self._start, None)
+            except Exception:
+                self.end("could not be made")  # an actor without a role is of no use
+                raise
             self._ready = True
 
     def _wait_for_a_place(self, stop: StopSignal | None) -> None:
@@ -192,7 +217,10 @@ class _Life:
 
     def _raise_if_dead(self) -> None:
         if self.death is not None or self._closing is not None:
-            raise WorkerDied(f"{self.name} {self.death or 'is closed'}.")
+            raise self._dead()
+
+    def _dead(self) -> Exception:
+        return self._refusal or WorkerDied(f"{self.name} {self.death or 'is closed'}.")
 
     def _box(self, parcel: Parcel) -> tuple[Any, Any]:
         """Where the parcel's content is, and what it is in: a reference to something in Ray's store, or itself if small."""
@@ -209,17 +237,19 @@ class _Life:
         payload, buffers = self._cluster.ray.get(reference)  # the same memory as the others will read
         return Stored(payload, buffers, (reference, ()))
 
-    def _follow(self, call: _Call, reference: Any) -> _Call:
-        """Let the call's event be set when its reply is here."""
+    def _follow(self, call: _Call, reference: Any) -> None:
+        """Let the call be done when its reply is here."""
         reference.future().add_done_callback(partial(self._finished, call, reference))
-        return call
 
     def _finished(self, call: _Call, reference: Any, future: Any) -> None:
-        error = future.exception()
+        """A thread of Ray's calls it: nothing here may ask Ray for anything."""
+        error, lost = future.exception(), self._cluster.ray.exceptions.RayActorError
         if error is None:
             call.reply = reference, future.result()
-        elif isinstance(error, self._cluster.ray.exceptions.RayActorError):
-            self._die(_how_it_ended(error))
+        elif call is self._start and not self.node and isinstance(error, (lost, *self._cluster.refusals)):
+            return  # it never had a place; whoever listens is told the same, and looks for another one
+        elif isinstance(error, lost):
+            self._lose(_how_it_ended(error))
         else:
             call.error = error
         call.done.set()
@@ -228,7 +258,7 @@ class _Life:
         if call.error is not None:
             raise call.error
         if call.reply is None:
-            raise WorkerDied(f"{self.name} {self.death}.")
+            raise self._dead()
         reference, encoded = call.reply
         fine, value, told = self._encoding.decode(encoded, lambda place: (reference, (1, place)))
         with self._heard:
@@ -257,6 +287,7 @@ class _Life:
         """Wait for the role to close, at most so long; end the actor, and return what closing raised, once."""
         closing = self._closing
         if closing is None:
+            self.end("is closed")
             return None
         closing.done.wait(timeout)
         reply, closing.reply = closing.reply, None
@@ -274,6 +305,18 @@ class _Life:
         self._die(why)
         self._cluster.kill(self._actor)
 
+    def _refuse(self, error: Exception) -> str:
+        """Ray will not place it; return why, in short."""
+        needs = self._cluster.why_not(self._place)
+        self._refusal = ConfigError(f"{self.name} cannot be placed in the Ray cluster: {needs} ({in_a_line(error)}).")
+        return "cannot be placed"
+
+    def _lose(self, why: str) -> None:
+        """It ended, and nobody here wanted that: perhaps its machine is gone."""
+        if self.death is None and self.node:
+            self._cluster.suspect(self.node)
+        self._die(why)
+
     def _die(self, why: str) -> None:
         with self._heard:
             self.death = self.death or why
@@ -290,9 +333,12 @@ class _Life:
             why = self._listen()
         except self._cluster.ray.exceptions.RayActorError as error:
             why = _how_it_ended(error)
+        except self._cluster.refusals as error:
+            why = self._refuse(error)
         except Exception as error:
             why = f"said what cannot be understood ({error!r})"
             log.exception("%s %s", self.name, why)
+        self._lose(why)
         self.end(why)
 
     def _listen(self) -> str:
@@ -300,16 +346,30 @@ class _Life:
         with self._heard:
             self.pid, self.node, self.host = pid, node, "" if node == self._cluster.node else address
             self._heard.notify_all()
-        while True:
+        while self.death is None:
             reference = self._actor.watch.remote(self._hang_timeout / 6)
             found = self._cluster.get(reference, self._hang_timeout)
             if found is None:
                 return f"hung: it gave no sign of life for {self._hang_timeout:g} s"
             for place, (kind, encoded) in enumerate(found):
                 self._take(kind, encoded, partial(_source, reference, place))
+        return self.death
 
     def _first_word(self) -> tuple[int, str, str]:
-        """Wait until the actor has a place; say so once if there is none for a while."""
+        """Wait until the actor has a place. It may be given one on a machine that is gone, which Ray finds out some time
+        later: nothing of it has run then, and it is placed anew."""
+        for _ in range(_PLACES - 1):
+            try:
+                return self._greeted()
+            except self._cluster.ray.exceptions.RayActorError as error:
+                if self.death is not None:
+                    raise
+                log.warning("%s is placed anew: it %s before it began", self.name, _how_it_ended(error))
+                self._ask_for_a_place()
+        return self._greeted()
+
+    def _greeted(self) -> tuple[int, str, str]:
+        """The actor's greeting; say so once if there is no place for it for a while."""
         reference = self._actor.hello.remote()
         found: tuple[int, str, str] | None = self._cluster.get(reference, _PATIENCE)
         if found is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from lzero_async.config import role_resources
 from lzero_async.errors import ConfigError
 
 PATIENCE = 10.0  # seconds for a cluster's machine to answer
-STORE_SHARE = 0.2  # of this machine's memory, for the object store of a cluster that we start
+MOMENT = 1.0  # the same for one that answered before
 
 
 class Cluster:
@@ -21,28 +22,59 @@ class Cluster:
     def __init__(self, ray: Any, ours: bool, connected: bool, resources: Mapping[str, Mapping[str, float]]) -> None:
         self.ray, self._ours, self._connected, self._resources = ray, ours, connected, resources
         self.node = ray.get_runtime_context().get_node_id()
+        self.refusals = ray.exceptions.ActorUnschedulableError, ray.exceptions.RuntimeEnvSetupError
+        self._lock = threading.Lock()
+        self._suspects: set[str] = set()
 
     def options(self, name: str, here: bool) -> dict[str, Any]:
-        """How Ray is to place the role of that name: with what it needs, spread over the machines, or `here`."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+        """What the role of that name needs of a machine, as Ray wants it told."""
         kind = name.rstrip("0123456789").strip()
         # On a machine of our own every role has room; roles that mostly wait may be more than the cores.
         needs = dict(self._resources.get(kind, {} if self._ours or here else {"CPU": 1}))
-        return {
-            "num_cpus": needs.pop("CPU", 0),
-            "num_gpus": needs.pop("GPU", 0),
-            "resources": needs,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=False) if here else "SPREAD",
-        }
+        memory = {"memory": needs.pop("memory")} if "memory" in needs else {}
+        return {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0), "resources": needs, **memory}
+
+    def strategy(self, here: bool) -> Any:
+        """Where Ray is to place an actor now: `here`, or spread over the machines; on those that are gone, though Ray has
+        not noticed yet, only if there is no room elsewhere."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy, NotIn
+
+        if here:
+            return NodeAffinitySchedulingStrategy(self.node, soft=False)
+        gone = sorted(self._gone())
+        return NodeLabelSchedulingStrategy({}, soft={"ray.io/node-id": NotIn(*gone)}) if gone else "SPREAD"
+
+    def suspect(self, node: str) -> None:
+        """A role was lost on this machine: it may be gone."""
+        with self._lock:
+            self._suspects.add(node)
+
+    def _gone(self) -> set[str]:
+        """The suspects that do not answer, as long as Ray counts them."""
+        with self._lock:
+            suspects = set(self._suspects)
+        if not suspects:
+            return suspects
+        counted = {node["NodeID"]: node for node in self.ray.nodes() if node["Alive"]}
+        gone = {name for name in suspects & counted.keys() if not _is_there(counted[name])}
+        with self._lock:
+            self._suspects -= suspects - gone
+        return gone
 
     def why_not(self, place: Mapping[str, Any]) -> str:
         """What an actor wants and what there is."""
         wanted = {"CPU": place["num_cpus"], "GPU": place["num_gpus"], **place["resources"]}
+        wanted |= {"memory": place["memory"]} if "memory" in place else {}
         asked = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount) or "nothing special"
         free = self.ray.available_resources()
         there = ", ".join(f"{free.get(name, 0):g} {name}" for name in wanted if wanted[name] or name == "CPU")
-        return f"it needs {asked}, and all machines together have {there} free; add machines, or change ray_resources"
+        remedy = "add machines, or change ray_resources"
+        if all(free.get(name, 0) >= amount for name, amount in wanted.items()):
+            remedy = (
+                "so either no single machine has as much, or its process is still being started, or Ray has not noticed yet "
+                "that its machine is gone"
+            )
+        return f"it needs {asked}, and all machines together have {there} free; {remedy}"
 
     def get(self, reference: Any, seconds: float) -> Any:
         """What a reference refers to; None if it is not there within that time."""
@@ -67,8 +99,9 @@ def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
     connected already goes on with that. Raises ConfigError."""
     resources = role_resources("ray_resources", resources)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if not address:
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # on every system: listen on loopback only
+    if not address or address.startswith(("127.", "localhost:")):
+        # On every system: stay on loopback. Else Ray takes the machine's own address instead, also to look for a cluster.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
     except ImportError as error:
@@ -81,20 +114,38 @@ def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
             _knock(address)
             ray.init(address=address, **settings)
         except (OSError, RuntimeError, ValueError) as error:
-            said = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"ray_address is {address!r}, but no Ray cluster answers there ({said}); start one with "
+                f"ray_address is {address!r}, but no Ray cluster answers there ({in_a_line(error)}); start one with "
                 "'ray start --head' and give HOST:6379 or auto, or leave ray_address out."
             ) from error
         return Cluster(ray, False, True, resources)
-    ray.init(
-        address="local",  # never one that happens to run here
-        include_dashboard=False,
-        object_store_memory=int(STORE_SHARE * _memory()),
-        _system_config={"prestart_worker_first_driver": False},
-        **settings,
-    )
+    try:
+        ray.init(
+            address="local",  # never one that happens to run here
+            include_dashboard=False,
+            _system_config={"prestart_worker_first_driver": False},
+            **settings,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"backend is 'ray', but no Ray cluster can be started on this machine ({in_a_line(error)}); start one yourself "
+            "with 'ray start --head' and give ray_address, or choose backend 'process'."
+        ) from error
     return Cluster(ray, True, True, resources)
+
+
+def in_a_line(error: BaseException) -> str:
+    """What Ray says of an error, which may be a page, for a sentence of ours."""
+    return " ".join(str(error).split())[:400]
+
+
+def _is_there(node: Mapping[str, Any]) -> bool:
+    """Whether the Ray process of a machine listens."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=MOMENT).close()
+    except OSError:
+        return False
+    return True
 
 
 def _knock(address: str) -> None:
@@ -105,7 +156,3 @@ def _knock(address: str) -> None:
     if not host or not port.isdigit():
         raise ValueError("it is not HOST:PORT")
     socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

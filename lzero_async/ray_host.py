@@ -74,6 +74,9 @@ class Host:
 
     def start(self, spec: dict[str, Any], output: str) -> Encoded:
         """Make the role; what it prints goes to the file `output`, if its folder is there."""
+        # Ray started this process somewhere else, and relative paths are those of the owner.
+        if os.path.isdir(spec["folder"]):
+            os.chdir(spec["folder"])
         _print_to(output)
         sys.path += [entry for entry in spec["sys_path"] if entry not in sys.path]
         send_logs(lambda record: self._tell("log", record), spec["log_levels"])
@@ -148,11 +151,15 @@ def _unbox(where: Where, box: Any) -> Parcel:
 
 
 def _print_to(output: str) -> None:
-    if output and os.path.isdir(os.path.dirname(output) or "."):
+    if not output or not os.path.isdir(os.path.dirname(output)):
+        return
+    try:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for descriptor in (1, 2):
-            os.dup2(file, descriptor)
-        os.close(file)
+    except OSError:  # a folder of another user, say: then it goes to Ray's logs
+        return
+    for descriptor in (1, 2):
+        os.dup2(file, descriptor)
+    os.close(file)
 
 
 def _nothing() -> None:

@@ -34,6 +34,7 @@ def specification(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
     return {
         "factory": data,
         "main": main,
+        "folder": os.getcwd(),
         "sys_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
         "log_levels": levels,
     }

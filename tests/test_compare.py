@@ -683,7 +683,9 @@ PPO_LINE = (
 @pytest.mark.parametrize(
     ("app", "line", "same"),
     [
-        ("mbpo", MBPO_LINE, {"num_envs": 4, "seed": 0, "step_seconds": 0.005}),
+        pytest.param(  # a test of docs/compare.md compares these, too
+            "mbpo", MBPO_LINE, {"num_envs": 4, "seed": 0, "step_seconds": 0.005}, marks=pytest.mark.soak
+        ),
         ("episode_ppo", PPO_LINE, {"n_envs": 4, "seed": 0, "step_seconds": 0.005, "episodes_per_update": 8}),
     ],
 )

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel, make_backend
-from lzero_async.calls import CallStop
-from lzero_async.errors import LzeroAsyncError
+from lzero_async.calls import CallStop, listen
+from lzero_async.errors import LzeroAsyncError, WorkerDied
 from lzero_async.types import BackgroundContext, Snapshot
 from zoo.episode_ppo.episode import unpack
 from zoo.episode_ppo.factories import FlatEnv
@@ -62,12 +62,13 @@ def players(worker: int, num_envs: int, settings: dict[str, Any], emit: Any) -> 
 
 def run(kind: str, shares: list[int], trained: list[Any], *, trains: int = 6, count: int = 10, degree: int = 2, **more):
     """Rounds of episodes through a coordinator; `trained` gets the episodes of every train."""
-    hook, max_restarts, settings = more.pop("hook", None), more.pop("max_restarts", 3), more
+    hook, max_restarts = more.pop("hook", None), more.pop("max_restarts", 3)
+    wrap, settings = more.pop("wrap", lambda place, worker: worker), more
     backend = make_backend(kind)
     workers = [
         backend.start(f"envs {place}", partial(players, place, envs, settings)) for place, envs in enumerate(shares)
     ]
-    pool = EpisodePool(workers, shares)
+    pool = EpisodePool([wrap(place, worker) for place, worker in enumerate(workers)], shares)
 
     def collect(context: CollectContext) -> list[Parcel]:
         return pool.play(context, count).parcels
@@ -162,6 +163,35 @@ def test_a_killed_worker_costs_no_episode() -> None:
     result, _ = run("process", [3, 3], trained, hook=kill)
     assert len(killed) == 1
     assert result.statistics["restarts"] >= 1
+    assert sorted(e.number for _, episodes in trained for e in episodes) == list(range(60))
+
+
+def test_a_worker_that_finds_no_place_any_more_holds_nobody_up() -> None:
+    class Homeless:
+        """A worker that is lost over its first episodes, and then is not ready before the run ends."""
+
+        def __init__(self, worker: Any) -> None:
+            self._worker, self.alive, self.lost = worker, True, False
+
+        def call(self, *arguments: Any, **more: Any) -> Any:
+            assert not self.lost, "it was given episodes before it was ready"
+            self.lost = True
+            raise WorkerDied("envs 0 was lost.")
+
+        def kill(self) -> None:
+            self.alive = False
+
+        def restart(self) -> None:
+            self.alive = True
+
+        def wait_until_ready(self, stop: Any) -> None:
+            ended = threading.Event()
+            listen(stop, lambda reason: ended.set())
+            assert ended.wait(60)
+
+    trained: list[Any] = []
+    result, pool = run("thread", [3, 3], trained, wrap=lambda place, worker: worker if place else Homeless(worker))
+    assert result.statistics["restarts"] == 1 and pool.workers[0].lost
     assert sorted(e.number for _, episodes in trained for e in episodes) == list(range(60))
 
 

@@ -40,7 +40,7 @@ def test_walk_small() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("degree", [0, 1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("degree", [0, 1, 2, *(pytest.param(degree, marks=pytest.mark.soak) for degree in (3, 4))])
 def test_walk_seven_batches_with_an_interruption_anywhere(degree: int, policy: str) -> None:
     """Degrees 0 to 4, 1 to 3 collectors, all publish intervals, replays; a failure, a degree change, a save and load,
     or an evaluation at every step."""
@@ -52,8 +52,13 @@ def test_walk_seven_batches_with_an_interruption_anywhere(degree: int, policy: s
     assert states > 1000
 
 
-@pytest.mark.parametrize("order", ["fifo", "priority"])
-@pytest.mark.parametrize("policy", ["drop", "allow"])
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("drop", "fifo"), ("allow", "fifo"), ("drop", "priority"),
+        pytest.param("allow", "priority", marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
 def test_walk_of_a_queue_that_drops(policy: str, order: str) -> None:
     """Queues of 1 and 2 batches, 1 and 2 collectors, publish intervals, replays, an interruption at every step; a change of
     the capacity and of the number of active collectors are such interruptions, too."""

@@ -15,11 +15,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import pytest
 
 from lzero_async.errors import ConfigError
-from lzero_async.metrics_server import MetricsServer
+from lzero_async.metrics_server import MetricsServer, _Server
 from lzero_async.view import View
 from tests.sample_view import sample_view
 
@@ -144,6 +145,34 @@ def test_a_client_that_says_nothing_does_not_hold_up_the_end() -> None:
         ended = threading.Thread(target=server.close)
         ended.start()
         ended.join(4.0)  # the server's patience with a client is longer
+        assert not ended.is_alive()
+
+
+def test_a_client_that_is_taken_in_while_the_server_ends_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taking, cut_off = threading.Event(), threading.Event()
+    take, cut = WSGIServer.get_request, _Server.cut_off
+
+    def late(self: Any) -> Any:
+        taking.set()
+        assert cut_off.wait(10)
+        return take(self)
+
+    def cutting(self: Any) -> None:
+        cut(self)
+        cut_off.set()
+
+    monkeypatch.setattr(WSGIServer, "get_request", late)
+    monkeypatch.setattr(_Server, "cut_off", cutting)
+    server = MetricsServer(0, sample_view)
+    port = int(server.address.rsplit(":", 1)[1].split("/")[0])
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        client.sendall(b"GET /metrics HT")
+        assert taking.wait(10)
+        ended = threading.Thread(target=server.close)
+        ended.start()
+        ended.join(4.0)
         assert not ended.is_alive()
 
 

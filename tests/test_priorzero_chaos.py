@@ -28,6 +28,7 @@ if __name__ == "__main__":
 from lzero_async import checkpoint
 from lzero_async.errors import WorkerDied
 from lzero_async.run_folder import free_folder
+from lzero_async.testing.ray_nodes import RayNodes
 from tests.test_priorzero_engine import write_model
 from tests.test_priorzero_run import SMALL
 from zoo.jericho.priorzero import roles
@@ -289,6 +290,34 @@ def test_a_collector_that_is_killed_while_it_plays_or_waits_is_replaced(llm: str
         agent.close()
 
 
+@pytest.mark.parametrize("cores", [4, 1])  # of each machine: there is room for the collector at the other one, or not
+def test_a_machine_that_is_lost_while_its_collector_plays_costs_that_collect(
+    cores: int, llm: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    nodes, lost = RayNodes(2, cores=cores), []
+    try:
+        agent = Watched(tmp_path / "run", llm, "policy_config.backend=ray", "run_config.max_iter=8")
+        try:
+
+            def heard(role: str, kind: str) -> None:
+                if role == "collector 0" and not lost:
+                    lost.append(agent.collectors[0].node)
+                    nodes.remove(lost[0])
+
+            agent.heard = heard
+            assert agent.run().reason == "max_train"
+            statistics = finish(agent, 8)
+            assert lost and lost[0] not in {worker.node for worker in agent.collectors}
+            assert 1 <= statistics["restarts"] == statistics["failed"]
+            assert cores > 1 or agent.collectors[0].node == ""
+            assert statistics["retired"] == 0
+        finally:
+            agent.close()
+    finally:
+        nodes.close()
+
+
 def test_a_game_that_is_killed_costs_an_episode_and_no_restart(llm: str, tmp_path: Path) -> None:
     agent = Watched(tmp_path / "run", llm, "run_config.max_iter=4")
 
@@ -538,7 +567,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_leaves_the_older_checkpoin
         patch.setattr(PriorZero, "save", full)
         assert main(arguments(llm, folder, "--max_iter", "6")) == 2
     said = capsys.readouterr().err
-    assert f"error: The checkpoint {folder / 'ckpt' / 'last.safetensors'} cannot be written" in said
+    assert f"error: The PriorZero checkpoint {folder / 'ckpt' / 'last.safetensors'} cannot be written" in said
     assert "Traceback" not in said
     assert gate_of(folder)["trained"] == 2
     assert [path.name for path in (folder / "ckpt").iterdir()] == ["last.safetensors"]
@@ -654,7 +683,7 @@ def program() -> int:
     save = PriorZero.save
 
     def save_what_waits(agent: PriorZero) -> Path:
-        if agent.coordinator.train_count == 2:
+        if agent.coordinator.train_count == 2 and agent.options.run_config.checkpoint_every:  # not at a run's end
             until(lambda: agent.coordinator.collect_train_lag or agent.coordinator.shell.is_set())
         return save(agent)
 

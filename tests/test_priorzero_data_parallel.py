@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lzero_async import Parcel, make_backend
 from lzero_async.application import thread_limit
@@ -269,7 +271,7 @@ def test_ranks_do_not_wait_for_a_train_that_never_began(ranks: Ranks, undisturbe
     assert difference(undisturbed, ranks.weights()) == 0
 
 
-@pytest.mark.parametrize("when", ["between trains", "in an update"])
+@pytest.mark.parametrize("when", [pytest.param("between trains", marks=pytest.mark.soak), "in an update"])
 def test_a_lost_rank_comes_back_with_the_state_of_rank_0(
     ranks: Ranks, undisturbed: dict[str, torch.Tensor], when: str
 ) -> None:
@@ -295,6 +297,17 @@ def test_ranks_that_do_not_come_are_waited_for_no_longer_than_that() -> None:
         port = closed.getsockname()[1]
     with pytest.raises(GroupBroken, match="did not all meet"):
         nobody.join((LOOPBACK, port), 0)
+
+
+def test_a_rank_that_dies_while_all_meet_is_waited_for_no_longer_than_that() -> None:
+    group = RankGroup(0, 2, "cpu", join_timeout=0.5, timeout=60.0)
+    address = group.open(LOOPBACK)
+    other = dist.TCPStore(*address, None, False)
+    dist.PrefixStore("generation 0", other).set("rank 1", b"here")  # it came, and was never seen again
+    start = time.monotonic()
+    with pytest.raises(GroupBroken, match="did not all meet"):
+        group.join(address, 0)
+    assert time.monotonic() - start < 30.0
 
 
 # -- the coordinating process ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from zoo.jericho.priorzero.options import (
     device_of,
     plays_asynchronously,
     steps_per_collect,
-    threads_per_role,
+    threads_of,
 )
+from zoo.jericho.priorzero.parts import Parts
 from zoo.jericho.priorzero.priorzero_entry import FLAGS, main, parse_arguments
 
 
@@ -209,11 +211,35 @@ def test_where_roles_live_and_whether_games_go_apart(settings: list[str], backen
 def test_roles_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     own_choice = ["policy_config.torch_threads=0"]
-    assert threads_per_role(build_options(assignments=own_choice)) == 8
+    assert threads_of(build_options(assignments=own_choice), "learner") == 8
     three = [*own_choice, "policy_config.off_policy_degree=4", "policy_config.num_collectors=3"]
-    assert threads_per_role(build_options(assignments=three)) == 2
+    assert threads_of(build_options(assignments=three), "collector") == 2
     with pytest.raises(ConfigError, match="each may use 2"):
         build_options(assignments=[*three[1:], "policy_config.torch_threads=3"])
+
+
+def test_on_a_cluster_roles_have_the_cores_that_ray_keeps_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    settings = ["policy_config.torch_threads=0", "policy_config.off_policy_degree=9", "policy_config.num_collectors=9"]
+    settings += ["policy_config.backend=ray"]
+    assert threads_of(build_options(assignments=settings), "learner") == 1  # one machine, ten roles
+    settings += ["policy_config.ray_address=auto", 'policy_config.ray_resources={"collector": {"CPU": 4}}']
+    options = build_options(assignments=settings)
+    kinds = ("learner", "collector", "evaluator")
+    assert [threads_of(options, kind) for kind in kinds] == [8, 4, 1]
+    options = build_options(assignments=[*settings, "policy_config.torch_threads=6"])
+    assert [threads_of(options, kind) for kind in kinds] == [6, 6, 6]
+
+
+def test_each_machine_has_caches_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LZERO_ASYNC_CACHE", str(tmp_path))
+    here = Parts(build_options(), None, tmp_path)  # type: ignore[arg-type]
+    assert here._of_this_machine(tmp_path / "cache.sqlite") == tmp_path / "cache.sqlite"
+    packed = pickle.dumps(here)
+    monkeypatch.setattr("socket.gethostname", lambda: "far-away")
+    there = pickle.loads(packed)
+    assert there._of_this_machine(tmp_path / "cache.sqlite") == tmp_path / "cache-far-away.sqlite"
+    assert there.key != here.key
 
 
 def test_roles_take_devices_in_turn() -> None:

@@ -20,7 +20,7 @@ from zoo.jericho.priorzero.options import build_options
 from zoo.jericho.priorzero.play import OpenGame, _in_slots
 from zoo.jericho.priorzero.priorzero_entry import main
 from zoo.jericho.priorzero.reanalysis import Reanalysis
-from zoo.jericho.priorzero.reanalyze import Fresh
+from zoo.jericho.priorzero.reanalyze import Fresh, ReanalyzeRole
 
 
 def made(batch: int, version: int) -> Parcel:
@@ -30,7 +30,8 @@ def made(batch: int, version: int) -> Parcel:
 def test_the_batch_with_the_oldest_targets_is_next_and_none_is_given_out_twice() -> None:
     work, stop = Reanalysis(3), CallStop()
     for batch, version in enumerate((0, 1, 2, 3)):
-        work.add(batch, version, Parcel(batch), newest=batch + 1)
+        work.add(batch, version, Parcel(batch))
+        work.published(batch + 1)
     first, second = work.next(stop), work.next(stop)
     assert [(job.batch, job.version) for job in (first, second)] == [(1, 1), (2, 2)]  # 0 was forgotten
     work.finish(first, made(1, 4))
@@ -44,10 +45,14 @@ def test_the_batch_with_the_oldest_targets_is_next_and_none_is_given_out_twice()
 
 def test_whoever_waits_for_a_batch_is_woken_by_a_train_and_by_the_stop() -> None:
     work, stop = Reanalysis(3), CallStop()
-    work.add(0, 5, Parcel(0), newest=5)  # its targets are of the newest weights
+    work.add(0, 5, Parcel(0))
+    work.published(5)  # its targets are of the newest weights
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(work.next, stop)
-        work.add(1, 5, Parcel(1), newest=6)
+        work.add(1, 5, Parcel(1))  # trained, but its weights are not there to search with yet
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        work.published(6)
         assert waiting.result(30).batch in (0, 1)
         work.finish(work.next(stop), None)
         taken = [work.next(stop)]
@@ -130,7 +135,39 @@ def test_it_needs_a_run_that_overlaps() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_a_reanalyzer_that_fails_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LZERO_ASYNC_CACHE", str(tmp_path / "cache"))
+    made: list[Any] = []
+    make, research, take = ReanalyzeRole.__init__, ReanalyzeRole.research, Reanalysis.take
+
+    def making(self: ReanalyzeRole, *args: Any) -> None:
+        make(self, *args)
+        made.append(self)
+
+    def failing(self: ReanalyzeRole, *args: Any, **options: Any) -> Parcel:
+        if self is made[0]:
+            raise RuntimeError("it stays so")
+        return research(self, *args, **options)
+
+    def patient(self: Reanalysis) -> list[Parcel]:
+        with self._changed:
+            if len(self._jobs) >= 3:
+                assert self._changed.wait_for(lambda: self._fresh, 100)
+        return take(self)
+
+    monkeypatch.setattr(ReanalyzeRole, "__init__", making)
+    monkeypatch.setattr(ReanalyzeRole, "research", failing)
+    monkeypatch.setattr(Reanalysis, "take", patient)
+    words = ["--off_policy_degree", "2", "--max_iter", "4", "--backend", "thread"]
+    settings = ["policy_config.reanalyze_workers=1", "policy_config.reanalyze_share=1", "run_config.eval_every=0",
+                "policy_config.restart_backoff=0.01", "run_config.final_eval_modes=[]"]  # fmt: skip
+    sets = [word for setting in settings for word in ("--set", setting)]
+    assert main(arguments(write_model(tmp_path / "llm"), tmp_path / "run", *words, *sets)) == 0
+    assert len(made) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["thread", pytest.param("process", marks=pytest.mark.soak)])
 def test_a_run_trains_on_targets_that_were_searched_again(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,7 +225,9 @@ def test_a_checkpoint_of_another_run_is_refused(
     "extra",
     [
         ["--off_policy_degree", "2", "--async_eval"],
-        ["--off_policy_degree", "-1", "--set", "policy_config.replay_buffer_size=2000"],
+        pytest.param(
+            ["--off_policy_degree", "-1", "--set", "policy_config.replay_buffer_size=2000"], marks=pytest.mark.soak
+        ),
         [
             "--off_policy_degree",
             "1",
@@ -275,7 +277,9 @@ def test_roles_are_processes_and_every_batch_says_where_it_comes_from(llm: str, 
     assert sources <= {f"collector {pid}" for pid in places["collect"]}
 
 
-@pytest.mark.parametrize("limit", [["--max_iter", "1"], ["--set", "run_config.max_env_step=5"]])
+@pytest.mark.parametrize(
+    "limit", [["--max_iter", "1"], pytest.param(["--set", "run_config.max_env_step=5"], marks=pytest.mark.soak)]
+)
 def test_a_background_evaluation_that_is_due_at_the_end_is_finished(llm: str, tmp_path: Path, limit: list[str]) -> None:
     settings = ["--async_eval", "--set", "run_config.eval_every=1", "--set", "run_config.eval_episodes=3"]
     assert main(arguments(llm, tmp_path / "x", *settings, *limit)) == 0

@@ -402,7 +402,8 @@ def test_engine_options_reach_vllm():
 
 # With vLLM itself, on the CPU: `pytest -m vllm`. A start takes about a minute.
 
-REAL_PYTHON = Path(__file__).parents[1] / vllm_engine.ENVIRONMENT / "bin" / "python"
+ROOT = Path(__file__).parents[1]
+REAL_PYTHON = ROOT / vllm_engine.ENVIRONMENT / "bin" / "python"
 REAL = [
     ScoreRequest(
         [
@@ -524,41 +525,105 @@ def test_vllm_new_weights_arrive_and_survive_a_killed_worker(real, reference, ot
     assert processes(group, "VLLM::") == []
 
 
-@vllm_test
-def test_vllm_server_by_address(reference, other_weights, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+@contextlib.contextmanager
+def real_server(log, port=0, more=()):
+    """A server of vLLM's own: its address and its process, once it answers."""
+    if not port:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
     command = [REAL_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", vllm_engine.model_folder("")]
     command += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--max-model-len", "1024", "--enable-scale-out"]
-    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    with (tmp_path / "log").open("wb") as out:
+    command += ["--max-model-len", "1024", "--enable-scale-out", *more]
+    environment = os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(ROOT)}
+    with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
     try:
-        engine = None
-        while engine is None:
-            assert server.poll() is None, (tmp_path / "log").read_text()[-2000:]
+        url = f"http://127.0.0.1:{port}"
+        while True:
+            assert server.poll() is None, log.read_text()[-2000:]
             try:
-                engine = make_engine("vllm", url=f"http://127.0.0.1:{port}")
+                make_engine("vllm", url=url).close()
+                break
             except ConfigError as error:
                 assert "no answer from" in str(error)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     server.wait(1)
+        yield url, server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def episodes(name):
+    """Questions of four episodes, each with a text of its own."""
+    return [
+        ScoreRequest(
+            [{"role": "user", "content": f"Room {i}. A mailbox is here. " * 20}], REAL[0].candidates, f"{name} {i}"
+        )
+        for i in range(4)
+    ]
+
+
+@vllm_test
+def test_vllm_server_by_address(reference, other_weights, tmp_path):
+    with real_server(tmp_path / "log") as (url, _):
+        engine = make_engine("vllm", url=url)
         assert difference(engine.score(REAL), reference.score(REAL)) < 1e-3
-        several = make_engine("vllm", url=f"http://127.0.0.1:{port},http://localhost:{port}")  # one server by two names
-        assert difference(several.score(REAL), reference.score(REAL)) < 1e-3
-        assert all(one["ok"] and one["served"] for one in several.health()["servers"])
-        several.close()
         # Without our worker extension a CPU server keeps its packed output layer: caught by the expected log-probability.
         folder, _, check = other_weights
         with pytest.raises(ConfigError, match="did not arrive whole"):
             engine.load_weights(folder, 1, expected_logprob=check)
         assert difference(engine.score(REAL), reference.score(REAL)) < 1e-3
         engine.close()
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+
+
+@vllm_test
+def test_vllm_several_servers_of_which_one_is_killed_and_comes_back(reference, other_weights, tmp_path, monkeypatch):
+    folder, _, check = other_weights
+    right = reference.score(episodes(""))
+    reference.load_weights(folder, 1)
+    changed = reference.score(episodes(""))
+    reference.load_weights(vllm_engine.model_folder(""), 0)
+    extension = ["--worker-extension-cls", f"{vllm_worker.__name__}.WeightReload"]
+    with contextlib.ExitStack() as stack:
+        (first, victim), (second, _) = (
+            stack.enter_context(real_server(tmp_path / str(i), more=extension)) for i in range(2)
+        )
+        engine = make_engine("vllm", url=f"{first},{second}")
+        stack.callback(engine.close)
+
+        def servers(what):
+            return [one[what] for one in engine.health()["servers"]]
+
+        assert difference(engine.score(episodes("before")), right) < 1e-3
+        assert servers("ok") == [True, True] and all(servers("served"))
+        engine.load_weights(folder, 1, expected_logprob=check, tolerance=1e-3)
+        assert difference(engine.score(episodes("new weights")), changed) < 1e-3
+
+        way = next(way for server, way in engine._transport._ways.items() if server.url == first)
+        ask_one, count = way.ask_one, iter(range(1, 10_000))
+
+        def ask(question, timeout):
+            if next(count) == 5:
+                os.killpg(victim.pid, signal.SIGKILL)
+            return ask_one(question, timeout)
+
+        monkeypatch.setattr(way, "ask_one", ask)
+        assert difference(engine.score(episodes("killed")), changed) < 1e-3
+        assert servers("ok") == [False, True] and servers("failed")[0] >= 1
+        assert engine.health()["restarts"] == 0
+
+        victim.wait()
+        port = int(first.rpartition(":")[2])
+        stack.enter_context(real_server(tmp_path / "again", port, extension))
+        served, rounds = servers("served")[0], 0
+        while not servers("ok")[0]:  # a call looks at it when its pause is over
+            rounds += 1
+            assert rounds < 1000 and difference(engine.score(episodes(f"alone {rounds}")), changed) < 1e-3
+        assert difference(engine.score(episodes("both")), changed) < 1e-3  # it was given the newest weights
+        assert servers("served")[0] > served
 
 
 IN_PROCESS = """
@@ -588,7 +653,7 @@ def test_vllm_in_process(reference, other_weights, tmp_path):
     script.write_text(IN_PROCESS)
     requests = json.dumps([[request.prompt, request.candidates] for request in REAL])
     command = [REAL_PYTHON, script, requests, vllm_engine.model_folder(""), folder, str(check)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")] or [done.stderr[-3000:]]
     (first, again, new), health = json.loads(line.removeprefix("RESULT "))

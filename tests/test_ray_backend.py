@@ -155,17 +155,83 @@ def test_a_role_without_a_place_is_said_and_does_not_outlast_the_run(monkeypatch
         backend.close(timeout=1.0)
 
 
+def test_a_role_sees_relative_paths_as_the_program_does(
+    backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Ray's own processes were started elsewhere
+    worker = backend.start("scripted", ScriptedRole, here=True, output="role.out")
+    assert worker.call("do", "import os; print('hello', flush=True); result = os.getcwd()") == str(tmp_path)
+    assert (tmp_path / "role.out").read_text() == "hello\n"
+
+
+def test_a_role_whose_output_cannot_be_written_lives(backend: Any, tmp_path: Path) -> None:
+    (tmp_path / "role.out").mkdir()
+    worker = backend.start("scripted", ScriptedRole, output=str(tmp_path / "role.out"))
+    assert worker.call("do", "result = 1") == 1
+
+
+def test_an_actor_without_a_role_ends(backend: Any) -> None:
+    worker = backend.start("scripted", partial(ScriptedRole, no_such_argument=1))
+    with pytest.raises(TypeError, match="no_such_argument"):
+        worker.call("do", "result = 1")
+    assert not worker.alive
+
+
+@pytest.mark.parametrize(
+    ("needs", "here", "words"),
+    [
+        ({"unobtainium": 1}, True, "cannot be placed in the Ray cluster: it needs 1 unobtainium"),
+        ({"GPU": 1.5}, False, "Ray does not take what scripted needs"),
+        ({"object_store_memory": 1e9}, False, "Ray does not take what scripted needs"),
+    ],
+)
+def test_needs_that_cannot_be_met_are_one_sentence(
+    needs: dict[str, float], here: bool, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = make_backend("ray", ray_resources={"scripted": needs})
+    try:
+        with pytest.raises(ConfigError, match=words):
+            backend.start("scripted", ScriptedRole, here=here).call("do", "result = 1")
+        assert "Traceback" not in caplog.text
+    finally:
+        backend.close()
+
+
+def test_memory_is_a_need_like_others() -> None:
+    backend = make_backend("ray", ray_resources={"scripted": {"memory": 1e6}})
+    try:
+        assert backend.start("scripted", ScriptedRole).call("do", "result = 1") == 1
+    finally:
+        backend.close()
+
+
+def test_a_cluster_that_cannot_be_started_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def refuse(**settings: Any) -> None:
+        raise ValueError("The configured object store size exceeds\n  /dev/shm.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(
+        ConfigError, match=r"no Ray cluster can be started on this machine \(The configured object store size"
+    ):
+        make_backend("ray")
+
+
 def test_bad_needs_and_addresses_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = resources("collector", "evaluator")
     for value, said in (
         ("{", "not JSON"),
         ('{"collector": 1}', "for collector"),
-        ('{"c": {"CPU": -1}}', "for CPU of c"),
+        ('{"collector": {"CPU": -1}}', "for CPU of collector"),
+        ('{"collectors": {"CPU": 1}}', "has needs of 'collectors', but the kinds of roles are collector, evaluator"),
     ):
         with pytest.raises(ConfigError, match=said):
-            resources("ray_resources", value)
+            check("ray_resources", value)
     with pytest.raises(ConfigError, match="ray_resources"):
         role_resources("ray_resources", [])
-    assert resources("ray_resources", '{"collector": {"CPU": 1, "GPU": 0.5}}') == {"collector": {"CPU": 1, "GPU": 0.5}}
+    assert check("ray_resources", '{"collector": {"CPU": 1, "GPU": 0.5}}') == {"collector": {"CPU": 1, "GPU": 0.5}}
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="Ray is not installed; pip install"):
         make_backend("ray")

@@ -81,6 +81,14 @@ class Broken:
         raise ValueError(text)
 
 
+class Slow:
+    """A role whose constructor takes as long as somebody is patient."""
+
+    def __init__(self, emit: Callable[[Any], None]) -> None:
+        emit("making")
+        time.sleep(PATIENCE)
+
+
 class Subject:
     """A role that does whatever a check asks for."""
 
@@ -329,6 +337,38 @@ def an_error_of_the_factory_comes_with_the_first_call(backend: Backend) -> None:
     assert "None" not in str(again)
     worker.restart()
     _raised(ValueError, lambda: worker.call("add", 1), "no weights")
+
+
+@_check
+def whoever_is_ready_can_be_waited_for(backend: Backend) -> None:
+    """Waiting ends when the role is made, also anew, and when it cannot be made, which the next call says."""
+    worker, _ = _started(backend, start=3)
+    for restart in (False, True):
+        if restart:
+            worker.restart()
+        worker.wait_until_ready()
+        assert worker.pid and worker.call("add", 1) == 4
+    broken, _ = _started(backend, Broken, text="no weights")
+    broken.wait_until_ready()
+    _raised(ValueError, lambda: broken.call("add", 1), "no weights")
+
+
+@_check
+def a_stop_ends_the_wait_for_a_role(backend: Backend) -> None:
+    """However long the role takes to be made. (A role of this process is made by its first call: nobody waits for it.)"""
+    worker, events = _started(backend, Slow)
+    shell = _shell()
+    with _Others() as others:
+        waiting = others.start(lambda: worker.wait_until_ready(shell))
+        if backend.kind in ("process", "ray"):
+            assert events.get(timeout=PATIENCE) == "making"
+            assert not waiting.done()
+        shell.stop(Stopped("enough"), patient=False)
+        start = time.monotonic()
+        waiting.result(PATIENCE)
+        assert time.monotonic() - start < AT_ONCE
+        worker.wait_until_ready(shell)
+    worker.kill()
 
 
 @_check

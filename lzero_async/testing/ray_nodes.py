@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lzero_async import AsyncTrainingCoordinator, make_backend
 from lzero_async.testing.fakes import CollectorRole, LearnerRole
-from lzero_async.types import Batch
+from lzero_async.types import Batch, StopSignal
 
 
 class RayNodes:
@@ -31,6 +31,11 @@ class RayNodes:
         for _ in range(count):
             self.add()
         ray.init(address=self._cluster.address, log_to_driver=False, configure_logging=False)
+
+    @property
+    def address(self) -> str:
+        """Of the cluster, for other programs."""
+        return str(self._cluster.address)
 
     @property
     def nodes(self) -> list[str]:
@@ -71,11 +76,11 @@ class Loss(NamedTuple):
 
 
 def lose_a_node(
-    nodes: RayNodes, *, batches: int = 150, collectors: int = 4, degree: int = 8, seconds: float = 0.1
+    nodes: RayNodes, *, batches: int = 150, collectors: int = 4, degree: int = 8, seconds: float = 0.1, cores: int = 1
 ) -> Loss:
-    """Train on `batches` batches of collects that take `seconds` each; take the node of collector 0 away after a third of
-    them, while it is busy."""
-    backend = make_backend("ray")
+    """Train on `batches` batches of collects that take `seconds` each and need so many cores; take the node of collector 0
+    away after a third of them, while it is busy."""
+    backend = make_backend("ray", ray_resources={"collector": {"CPU": cores}})
     try:
         return _Run(nodes, backend, collectors, degree, seconds).run(batches)
     finally:
@@ -95,6 +100,7 @@ class _Run:
         self.missed: dict[int, float] = {}
         self.back: dict[int, float] = {}
         self.removed_at = 0.0
+        self.stop: StopSignal | None = None
 
     def run(self, batches: int) -> Loss:
         weights = self.learner.call("weights")
@@ -104,6 +110,7 @@ class _Run:
             self.degree, num_collectors=len(self.collectors), on_failure="restart", restart_backoff=0.05,
             get_weights=lambda: self.learner.call("weights"),
         ) as coordinator:  # fmt: skip
+            self.stop = coordinator.shell
             coordinator.run(
                 self.collect, partial(self.train, batches // 3), max_train=batches, on_restart=self.restart,
                 print_statistics=False,
@@ -132,6 +139,7 @@ class _Run:
     def restart(self, worker: int, error: Exception) -> None:
         self.missed.setdefault(worker, time.monotonic())
         self.collectors[worker].restart()
+        self.collectors[worker].wait_until_ready(self.stop)
 
     def _found(self, statistics: dict[str, Any]) -> Loss:
         history = self.learner.call("history")

@@ -11,7 +11,6 @@ from easydict import EasyDict
 from lzero_async.config import positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
-    RAY,
     WATCHING,
     Option,
     OptionTable,
@@ -21,6 +20,7 @@ from lzero_async.options import (
     flag,
     nonempty,
     optional,
+    ray_options,
     seed,
     whole,
     words,
@@ -73,7 +73,7 @@ GROUPS: dict[str, dict[str, Option]] = {
             "auto", words("auto", "thread", "process", "ray"),
             "where the roles live; auto: processes; thread: all in one; ray: on a Ray cluster",
         ),
-        **RAY,
+        **ray_options("envs", "evaluator", "learner"),
         "torch_threads": Option(1, whole(1), "torch threads of the learner"),
         "max_restarts": Option(5, whole(0), "restarts in a row of a role that fails"),
         "restart_backoff": Option(0.2, positive_number, "seconds before the first of them, doubling"),

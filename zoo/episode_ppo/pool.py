@@ -77,6 +77,7 @@ class EpisodePool(Pool):
         worker = self.workers[place]
         if place in self._fallen:
             self._bring_back(place)
+            worker.wait_until_ready(context.stop)  # before it is given episodes, which others could play meanwhile
         call, *order = self._wait_for_work(place, context.stop)
         unlisten = listen(context.stop, call.set)
         try:

@@ -10,7 +10,6 @@ from easydict import EasyDict
 from lzero_async.config import one_of, positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
-    RAY,
     WATCHING,
     Option,
     OptionTable,
@@ -20,6 +19,7 @@ from lzero_async.options import (
     flag,
     nonempty,
     optional,
+    ray_options,
     seed,
     whole,
     words,
@@ -63,7 +63,7 @@ GROUPS: dict[str, dict[str, Option]] = {
             "auto", words("auto", "inline", "thread", "process", "ray"),
             "where the roles live; auto: inline for sync, else processes; ray: on a Ray cluster",
         ),
-        **RAY,
+        **ray_options("collector", "evaluator", "learner", "dynamics", "rollouts"),
         "torch_threads": Option(0, whole(0), "torch threads of each role that learns (0: one, or all for sync)"),
         "max_restarts": Option(5, whole(0), "restarts in a row of a collector that fails"),
         "restart_backoff": Option(0.2, positive_number, "seconds before the first of them, doubling"),

@@ -249,6 +249,9 @@ class Trainer(ScoredApplication):
 
     def _restarted(self, worker: int, error: Exception) -> None:
         self.collectors.restarted(worker, error)
+        self.collectors.workers[worker].wait_until_ready(
+            self.coordinator.shell
+        )  # without a ticket, which others wait for
         self._locate()
 
     def _trained(self) -> None:

@@ -20,7 +20,7 @@ from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, Game, find_game
 from zoo.jericho.priorzero.game_process import GameProcess, GameProcessError
 from zoo.jericho.priorzero.game_session import GameState
-from zoo.jericho.priorzero.paths import cache_dir
+from zoo.jericho.priorzero.paths import valid_actions_file
 
 _logger = logging.getLogger(__name__)
 _MOVES = (
@@ -69,7 +69,7 @@ class JerichoEnv(BaseEnv):
         self._process_options = {
             "timeout": _positive(options, "step_timeout", float),
             "start_timeout": _positive(options, "start_timeout", float),
-            "store_path": str(cache_dir() / "valid_actions.sqlite" if store is None else store),
+            "store_path": str(valid_actions_file() if store is None else store),
             "store_rows": _positive(options, "valid_action_rows"),
         }
         self._process: GameProcess | None = None

@@ -51,6 +51,7 @@ def _addresses(name: str, value: Any) -> str:
     return ",".join(split_addresses(name, text(name, value)))
 
 
+KINDS = ("collector", "evaluator", "reanalyzer", "learner", "learner rank")
 _seed = partial(seed, bits=32)
 _modes = _subset("prior", "world_model", "llm")
 _share = between(0, 1)
@@ -64,7 +65,7 @@ RULES: dict[str, dict[str, Check]] = {
     "policy_config": dict(
         off_policy_degree=whole(-1), enable_async_eval=flag, num_collectors=whole(1),
         backend=words("auto", "inline", "thread", "process", "ray"),
-        ray_address=text, ray_resources=resources, staleness_policy=words("wait", "drop", "allow"),
+        ray_address=text, ray_resources=resources(*KINDS), staleness_policy=words("wait", "drop", "allow"),
         adaptive_degree=flag, max_degree=whole(1), max_restarts=whole(0), restart_backoff=positive_number,
         hang_timeout=between(1, 1e6), n_episode=whole(1), update_per_collect=whole(0),
         replay_ratio=positive_number, batch_size=whole(2), replay_buffer_size=whole(1), game_segment_length=whole(1),
@@ -309,10 +310,17 @@ def plays_asynchronously(options: EasyDict) -> bool:
 
 
 def busy_roles(options: EasyDict) -> int:
-    """How many roles may compute at the same time."""
+    """How many roles may compute at the same time on this machine."""
     policy = options.policy_config
+    if _on_other_machines(options):
+        return int(policy.learner_ranks)
     collectors = 0 if is_synchronous(options) else policy.num_collectors
     return int(policy.learner_ranks + collectors + bool(policy.enable_async_eval))
+
+
+def _on_other_machines(options: EasyDict) -> bool:
+    """Whether roles that need not be on this machine are where a cluster has room for them."""
+    return options.policy_config.backend == "ray" and bool(options.policy_config.ray_address)
 
 
 def _cores() -> int:
@@ -324,9 +332,12 @@ def core_share(options: EasyDict) -> int:
     return max(1, _cores() // busy_roles(options))
 
 
-def threads_per_role(options: EasyDict) -> int:
-    """Threads of torch in each role."""
-    return options.policy_config.torch_threads or core_share(options)
+def threads_of(options: EasyDict, kind: str) -> int:
+    """Threads of torch in a role of this kind: its share of this machine's cores, or the cores that Ray keeps for it."""
+    policy = options.policy_config
+    if _on_other_machines(options) and not kind.startswith("learner"):
+        return policy.torch_threads or max(1, int(policy.ray_resources.get(kind, {}).get("CPU", 1)))
+    return policy.torch_threads or core_share(options)
 
 
 def device_of(devices: str, number: int) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.jericho.priorzero.options import check_device, unizero_config
+from zoo.jericho.priorzero.paths import valid_actions_file
 from zoo.jericho.priorzero.quiet import quiet
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class Parts:
     ) -> None:
         self.options, self.game, self.folder = options, game, Path(folder)
         self._threads, self._llm_device = threads, llm_device
+        self._machine = socket.gethostname()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -43,10 +46,10 @@ class Parts:
         self._engine: Engine | None = None
         self._prior: LLMPrior | None = None
         self._store: Any = None
-        self.key = f"{os.getpid()}/{id(self)}"
+        self.key = f"{socket.gethostname()}/{os.getpid()}/{id(self)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("options", "game", "folder", "_threads", "_llm_device")
+        names = ("options", "game", "folder", "_threads", "_llm_device", "_machine")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -114,7 +117,7 @@ class Parts:
         from zoo.jericho.priorzero.jericho_env import JerichoEnv
 
         env = self.options.env_config
-        store = {"": None, "off": ""}.get(env.valid_action_store, env.valid_action_store)
+        kept = Path(env.valid_action_store) if env.valid_action_store else valid_actions_file()
         return JerichoEnv(
             {
                 "game": self.game,
@@ -122,7 +125,7 @@ class Parts:
                 "max_action_num": env.max_action_num,
                 "observation": env.observation,
                 "step_timeout": env.step_timeout,
-                "valid_action_store": store,
+                "valid_action_store": "" if env.valid_action_store == "off" else str(self._of_this_machine(kept)),
             }
         )
 
@@ -150,8 +153,14 @@ class Parts:
         from zoo.jericho.priorzero.store import SharedStore
 
         if self._store is None:
-            self._store = SharedStore(self.folder / CACHE_FILE)
+            self._store = SharedStore(self._of_this_machine(self.folder / CACHE_FILE))
         return self._store
+
+    def _of_this_machine(self, path: Path) -> Path:
+        """The file itself on the program's machine, elsewhere one beside it: on a file system that machines share, SQLite
+        works for the processes of one of them only."""
+        here = socket.gethostname()
+        return path if here == self._machine else path.with_name(f"{path.stem}-{here}{path.suffix}")
 
 
 @contextlib.contextmanager

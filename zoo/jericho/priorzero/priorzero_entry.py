@@ -75,6 +75,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="where the roles live (default: auto, processes from degree 1 on; ray: on a Ray cluster)",
     )  # fmt: skip
     how.add_argument("--ray_address", help="Ray cluster to use, as HOST:6379 or auto (default: one of its own, here)")
+    how.add_argument(
+        "--ray_resources",
+        help='what roles need of its machines, as JSON: {"collector": {"CPU": 2}}; kinds: collector, evaluator, reanalyzer, '
+        "learner, learner rank (default: a core each, but nothing for the learner, which stays on this machine)",
+    )
     watching = parser.add_argument_group("watching")
     watching.add_argument("--plain", action="store_true", default=None, help="lines instead of the live view")
     watching.add_argument(
@@ -105,6 +110,7 @@ FLAGS = {
     "async_eval": "policy_config.enable_async_eval",
     "backend": "policy_config.backend",
     "ray_address": "policy_config.ray_address",
+    "ray_resources": "policy_config.ray_resources",
     "plain": "run_config.plain",
     "wandb": "run_config.wandb",
     "metrics_port": "run_config.metrics_port",
@@ -144,7 +150,7 @@ def train(flags: argparse.Namespace) -> int:
     env = options.env_config
     game = find_game(env.env_id, env.rom_dir or None, allow_substitute=flags.quick_test)
     folder = folder_of(saved) if saved is not None and not flags.exp_name else None
-    folder = folder or free_folder(options.run_config.exp_name, saved, (CACHE_FILE, "wandb-id"))
+    folder = folder or free_folder(options.run_config.exp_name, saved, (CACHE_FILE, "cache-", "wandb-id"))
     with logging_to(folder, "zoo.jericho.priorzero"):
         return _train(options, game, folder, saved, state)
 

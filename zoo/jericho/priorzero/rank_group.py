@@ -56,7 +56,11 @@ class RankGroup:
             store = dist.PrefixStore(f"generation {generation}", self._store)
             store.set(f"rank {self.rank}", b"here")
             store.wait([f"rank {rank}" for rank in range(self.ranks)], self._join_timeout)
-            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=self._timeout)
+            # One that dies between this and the last must not cost the others the time that a message may take.
+            dist.init_process_group(
+                "gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=self._join_timeout
+            )
+            dist.distributed_c10d._set_pg_timeout(self._timeout)
             on_gpu = self.device.type == "cuda"
             self._gradients = dist.new_group(backend="nccl", timeout=self._timeout) if on_gpu else None
         self._generation = generation

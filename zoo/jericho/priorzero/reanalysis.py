@@ -36,13 +36,17 @@ class Reanalysis:
         self.batches = self.steps = 0
         self.seconds = 0.0
 
-    def add(self, batch: int, version: int, data: Parcel, newest: int) -> None:
-        """A batch was trained, and the weights are of version `newest` now; the oldest batch is forgotten for it."""
+    def add(self, batch: int, version: int, data: Parcel) -> None:
+        """A batch was trained; the oldest batch is forgotten for it."""
         with self._changed:
             self._jobs[batch] = Job(batch, version, data)
-            self._newest = newest
             while len(self._jobs) > self._kept:
                 self._jobs.popitem(last=False)
+
+    def published(self, version: int) -> None:
+        """Weights of this version are there to search with."""
+        with self._changed:
+            self._newest = version
             self._changed.notify_all()
 
     def next(self, stop: StopSignal) -> Job:

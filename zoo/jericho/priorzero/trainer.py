@@ -20,7 +20,7 @@ from easydict import EasyDict
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
 from lzero_async.application import PLACES, Application, thread_limit
 from lzero_async.calls import CallStop
-from lzero_async.errors import ConfigError
+from lzero_async.errors import ConfigError, Stopped
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
 from lzero_async.types import BackgroundContext, Batch, CollectContext, EvalContext, EvalResult, StopSignal, TrainReport
@@ -33,7 +33,7 @@ from zoo.jericho.priorzero.options import (
     device_of,
     plays_asynchronously,
     steps_per_collect,
-    threads_per_role,
+    threads_of,
 )
 from zoo.jericho.priorzero.parts import Parts
 from zoo.jericho.priorzero.reanalysis import Reanalysis
@@ -114,14 +114,18 @@ class PriorZero(Application):
     def _start_roles(self) -> None:
         """Start every role; they are built at the same time, each in its own place."""
         policy, llm = self.options.policy_config, self.options.llm_config
-        threads, asynchronous = threads_per_role(self.options), plays_asynchronously(self.options)
-        places = [device_of(llm.llm_devices, number) for number in range(policy.num_collectors + 1)]
-        parts = {
-            device: Parts(self.options, self.game, self.folder, threads=threads, llm_device=device)
-            for device in dict.fromkeys(places)
-        }
+        asynchronous = plays_asynchronously(self.options)
+        made: dict[tuple[int, str], Parts] = {}
+
+        def parts(kind: str, number: int = 0) -> Parts:
+            """What the role with this number is built from; in one process equal ones are one."""
+            key = threads_of(self.options, kind), device_of(llm.llm_devices, number)
+            if key not in made:
+                made[key] = Parts(self.options, self.game, self.folder, threads=key[0], llm_device=key[1])
+            return made[key]
 
         def start(name: str, factory: Callable[..., Any], *, here: bool = False, **environment: str) -> Worker:
+            threads = threads_of(self.options, name.rstrip("0123456789 "))
             return self.backend.start(
                 name,
                 factory,
@@ -133,9 +137,14 @@ class PriorZero(Application):
 
         ranks, alone = policy.learner_ranks, on_loopback() if policy.learner_ranks > 1 else {}
         device = partial(device_of, policy.learner_device)
-        self.learner = start("learner", partial(roles.learner, parts[places[0]], device(0)), here=True, **alone)
+        self.learner = start("learner", partial(roles.learner, parts("learner"), device(0)), here=True, **alone)
         self.ranks = [
-            start(f"learner rank {rank}", partial(roles.rank, parts[places[0]], rank, device(rank)), here=True, **alone)
+            start(
+                f"learner rank {rank}",
+                partial(roles.rank, parts("learner rank"), rank, device(rank)),
+                here=True,
+                **alone,
+            )
             for rank in range(1, ranks)
         ]
         self._group = LearnerGroup(
@@ -147,7 +156,7 @@ class PriorZero(Application):
                 f"collector {number}",
                 partial(
                     roles.collector,
-                    parts[places[number]],
+                    parts("collector", number),
                     number,
                     device_of(policy.collector_devices, number),
                     asynchronous,
@@ -159,7 +168,9 @@ class PriorZero(Application):
         self.reanalyzers = [
             start(
                 f"reanalyzer {number}",
-                partial(roles.reanalyzer, parts[places[0]], device_of(policy.collector_devices, number), own_process),
+                partial(
+                    roles.reanalyzer, parts("reanalyzer"), device_of(policy.collector_devices, number), own_process
+                ),
             )
             for number in range(policy.reanalyze_workers)
         ]
@@ -167,7 +178,10 @@ class PriorZero(Application):
         self.evaluator: Worker | None = None
         if (run.eval_every and run.eval_modes) or run.final_eval_modes:
             self.evaluator = start(
-                "evaluator", partial(roles.evaluator, parts[places[-1]], policy.evaluator_device, asynchronous)
+                "evaluator",
+                partial(
+                    roles.evaluator, parts("evaluator", policy.num_collectors), policy.evaluator_device, asynchronous
+                ),
             )
 
     def _wait_for_roles(self) -> None:
@@ -224,7 +238,7 @@ class PriorZero(Application):
         values |= {"learner/buffer": done["buffer"]}
         values |= {f"age/{name}": age for name, age in done["ages"].items()}
         if self.reanalysis is not None:
-            self.reanalysis.add(batch.id, batch.version, batch.data, train)
+            self.reanalysis.add(batch.id, batch.version, batch.data)
             values |= {"reanalyze/batches": self.reanalysis.batches, "reanalyze/segments": done["replaced"]}
         if meta["scores"]:
             values |= {
@@ -280,6 +294,7 @@ class PriorZero(Application):
         worker, fresh = self.reanalyzers[place], None
         if not worker.alive:
             worker.restart()
+            worker.wait_until_ready(context.stop)
             self._locate()
         job = self.reanalysis.next(context.stop)
         start = time.monotonic()
@@ -288,6 +303,11 @@ class PriorZero(Application):
             assert newest is not None
             with self.coordinator.working(worker.name, "reanalyze", batch=job.batch, version=newest.version):
                 fresh = worker.call("research", job.batch, newest.version, newest.state, job.data, stop=context.stop)
+        except Stopped:
+            raise
+        except Exception:
+            worker.kill()  # whatever state it is in, the next pass begins with a new one
+            raise
         finally:
             self.reanalysis.finish(job, fresh)
         context.stop.wait((time.monotonic() - start) * (1 / self.options.policy_config.reanalyze_share - 1))
@@ -296,8 +316,10 @@ class PriorZero(Application):
         return {worker.name: partial(self._reanalyze, place) for place, worker in enumerate(self.reanalyzers)}
 
     def _restarted(self, worker: int, error: Exception) -> None:
-        """A collect failed: whatever state its role is in, the next one starts from a new one."""
+        """A collect failed: whatever state its role is in, the next one starts from a new one, and only once that is there:
+        whoever waited for it with a ticket would hold the others up."""
         self.collectors[worker].restart()
+        self.collectors[worker].wait_until_ready(self.coordinator.shell)
         self._locate()
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -341,6 +363,8 @@ class PriorZero(Application):
             self.learner.call("save_weights", str(best), self._description(), result.snapshot.state)
 
     def _trained(self) -> None:
+        if self.reanalysis is not None and (newest := self.coordinator.weights.latest()) is not None:
+            self.reanalysis.published(newest.version)
         every = self.options.run_config.checkpoint_every
         if every and self.coordinator.train_count % every == 0:
             self.save()
