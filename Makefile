@@ -51,7 +51,7 @@ bench-seen: $(STAMP) ## what looking at a run costs, the report of a long run, a
 pictures: $(STAMP) ## the pictures of everything that there is to see, of real runs of make train (about 22 minutes; needs chromium and chromedriver)
 	$(PY) -m benchmarks.pictures
 
-chaos: $(STAMP) ## kill every role of the real agent, busy and idle (about 6 minutes)
+chaos: $(STAMP) ## kill every role of the real agent, busy and idle, and take machines of a Ray cluster away (about 8 minutes)
 	$(PY) -m pytest -m chaos
 
 check: lint types ## lint, types and the fast tests
@@ -101,7 +101,7 @@ vllm-test: vllm ## the tests that need a real vLLM (CPU build; about 10 minutes)
 game: ## compile the shipped game again (needs inform6) and check that it is the frozen one
 	$(PYTHON) zoo/jericho/priorzero/games/build.py
 
-soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points (about 15 minutes)
+soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points (about 18 minutes)
 	$(PY) -m pytest -m soak -p no:cacheprovider
 
 lock: $(STAMP) ## resolve requirements/*.in into the locks again (UPGRADE=1: let the pins move)

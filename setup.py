@@ -69,7 +69,7 @@ setup(
         "mujoco": ["mujoco==2.3.3", "imageio>=2.14"],
         # nasim needs tkinter as well, which comes with Python or from the system (python3-tk).
         "nasim": ["nasim==0.12.0", "gymnasium>=0.28,<1"],
-        "ray": ["ray>=2.40"],
+        "ray": ["ray>=2.60"],
         "wandb": ["wandb>=0.16"],
         "metrics": ["prometheus-client>=0.20"],
         "dev": [
