@@ -346,6 +346,13 @@ class _Life:
         with self._heard:
             self.pid, self.node, self.host = pid, node, "" if node == self._cluster.node else address
             self._heard.notify_all()
+        leave = self._cluster.attend(node, self._without_machine)
+        try:
+            return self._take_all()
+        finally:
+            leave()
+
+    def _take_all(self) -> str:
         while self.death is None:
             reference = self._actor.watch.remote(self._hang_timeout / 6)
             found = self._cluster.get(reference, self._hang_timeout)
@@ -354,6 +361,12 @@ class _Life:
             for place, (kind, encoded) in enumerate(found):
                 self._take(kind, encoded, partial(_source, reference, place))
         return self.death
+
+    def _without_machine(self) -> None:
+        """Its machine does not answer any more."""
+        why = f"was lost: its machine {self.host} does not answer"
+        self._lose(why)
+        self.end(why)
 
     def _first_word(self) -> tuple[int, str, str]:
         """Wait until the actor has a place. It may be given one on a machine that is gone, which Ray finds out some time

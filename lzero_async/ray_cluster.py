@@ -6,11 +6,12 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lzero_async.config import role_resources
 from lzero_async.errors import ConfigError
+from lzero_async.machines import Machines
 
 PATIENCE = 10.0  # seconds for a cluster's machine to answer
 MOMENT = 1.0  # the same for one that answered before
@@ -25,6 +26,7 @@ class Cluster:
         self.refusals = ray.exceptions.ActorUnschedulableError, ray.exceptions.RuntimeEnvSetupError
         self._lock = threading.Lock()
         self._suspects: set[str] = set()
+        self._machines = Machines()
 
     def options(self, name: str, here: bool) -> dict[str, Any]:
         """What the role of that name needs of a machine, as Ray wants it told."""
@@ -43,6 +45,14 @@ class Cluster:
             return NodeAffinitySchedulingStrategy(self.node, soft=False)
         gone = sorted(self._gone())
         return NodeLabelSchedulingStrategy({}, soft={"ray.io/node-id": NotIn(*gone)}) if gone else "SPREAD"
+
+    def attend(self, node: str, tell: Callable[[], None]) -> Callable[[], None]:
+        """Have `tell()` called when a machine does not answer any more, which Ray itself may find out a minute later.
+        Returns what ends that."""
+        for other in self.ray.nodes():
+            if other["NodeID"] == node != self.node:
+                return self._machines.attend(other["NodeManagerAddress"], other["NodeManagerPort"], tell)
+        return lambda: None
 
     def suspect(self, node: str) -> None:
         """A role was lost on this machine: it may be gone."""
@@ -90,6 +100,7 @@ class Cluster:
 
     def leave(self) -> None:
         """Disconnect, unless somebody else in this process connected; a cluster of our own ends."""
+        self._machines.close()
         if self._connected:
             self.ray.shutdown()
 
@@ -113,7 +124,11 @@ def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
         try:
             _knock(address)
             ray.init(address=address, **settings)
+        except ray.exceptions.AuthenticationError as error:  # token mode, but no token
+            raise _refused(address) from error
         except (OSError, RuntimeError, ValueError) as error:
+            if _mentions(error, "AuthenticationError"):
+                raise _refused(address) from error
             raise ConfigError(
                 f"ray_address is {address!r}, but no Ray cluster answers there ({in_a_line(error)}); start one with "
                 "'ray start --head' and give HOST:6379 or auto, or leave ray_address out."
@@ -137,6 +152,22 @@ def join_cluster(address: str, resources: Mapping[str, Mapping[str, float]]) -> 
 def in_a_line(error: BaseException) -> str:
     """What Ray says of an error, which may be a page, for a sentence of ours."""
     return " ".join(str(error).split())[:400]
+
+
+def _refused(address: str) -> ConfigError:
+    """What to say of a cluster that wants another token than this program sends. With an address that the user names Ray
+    sends none unless it is told to, even if there is one."""
+    sent = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    what = "the token that this program has, or it has none" if sent else "programs without its token"
+    return ConfigError(
+        f"ray_address is {address!r}, but the Ray cluster there refuses {what}; set RAY_AUTH_MODE=token in the environment, and "
+        "put what 'ray get-auth-token' prints on the cluster's first machine into ~/.ray/auth_token on this one."
+    )
+
+
+def _mentions(error: BaseException | None, word: str) -> bool:
+    """Whether an error or one of its causes has this word; Ray hands its causes on as text."""
+    return error is not None and (word in str(error) or _mentions(error.__cause__, word))
 
 
 def _is_there(node: Mapping[str, Any]) -> bool:
