@@ -18,6 +18,7 @@ PAUSE: Final = 1  # seconds between two questions
 QUESTIONS: Final = 4  # without an answer: then the machine is gone
 PATIENCE: Final = 2.0  # seconds for a connection
 TRIES: Final = 3  # of a connection that is not answered
+REST: Final = 2.0  # seconds between two connections, if they end one at once
 
 
 class Machines:
@@ -64,8 +65,8 @@ class Machines:
                 began = time.monotonic()
                 self._read(self._connect(place), place)
                 # They ended it, perhaps only because nothing is said here: one who is there takes another one.
-                if time.monotonic() - began < QUIET:
-                    self._closed.wait(QUIET)
+                if time.monotonic() - began < REST:
+                    self._closed.wait(REST)
         except OSError:
             with self._lock:
                 listeners = list(self._listeners.pop(place, {}).values())

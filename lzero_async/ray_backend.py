@@ -66,7 +66,9 @@ class RayBackend:
             raise WorkerDied(f"{name} cannot be started: its backend is closed.")
         place = self.cluster.options(name, here)
         paths = filter(None, (_ROOT, os.environ.get("PYTHONPATH")))
-        place["runtime_env"] = {"env_vars": {**(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}}
+        # Ray's processes have the environment of whoever started the cluster.
+        ours = {key: value for key, value in os.environ.items() if key.startswith("LZERO_ASYNC_")}
+        place["runtime_env"] = {"env_vars": {**ours, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}}
         new_life = partial(
             _Life, name, specification(name, factory), on_event, place, here, os.path.abspath(output) if output else "",
             self._hang_timeout, self.cluster,
@@ -379,7 +381,11 @@ class _Life:
                     raise
                 log.warning("%s is placed anew: it %s before it began", self.name, _how_it_ended(error))
                 self._ask_for_a_place()
-        return self._greeted()
+        try:
+            return self._greeted()
+        except self._cluster.ray.exceptions.RayActorError:
+            self._refusal = self._cluster.refusal_of_all()
+            raise
 
     def _greeted(self) -> tuple[int, str, str]:
         """The actor's greeting; say so once if there is no place for it for a while."""

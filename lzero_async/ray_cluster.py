@@ -86,6 +86,15 @@ class Cluster:
             )
         return f"it needs {asked}, and all machines together have {there} free; {remedy}"
 
+    def refusal_of_all(self) -> ConfigError | None:
+        """What is wrong if every actor is lost before it begins; None if there is nothing that would explain it."""
+        if self._ours or not _sends_token():
+            return None
+        return ConfigError(
+            "no actor begins in the Ray cluster; was it started without a token? This program has one and uses it: set "
+            "RAY_AUTH_MODE=disabled in the environment, or start the cluster again, with RAY_AUTH_MODE=token on every machine."
+        )
+
     def get(self, reference: Any, seconds: float) -> Any:
         """What a reference refers to; None if it is not there within that time."""
         try:
@@ -157,12 +166,15 @@ def in_a_line(error: BaseException) -> str:
 def _refused(address: str) -> ConfigError:
     """What to say of a cluster that wants another token than this program sends. With an address that the user names Ray
     sends none unless it is told to, even if there is one."""
-    sent = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
-    what = "the token that this program has, or it has none" if sent else "programs without its token"
+    what = "the token that this program has, or it has none" if _sends_token() else "programs without its token"
     return ConfigError(
         f"ray_address is {address!r}, but the Ray cluster there refuses {what}; set RAY_AUTH_MODE=token in the environment, and "
         "put what 'ray get-auth-token' prints on the cluster's first machine into ~/.ray/auth_token on this one."
     )
+
+
+def _sends_token() -> bool:
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
 def _mentions(error: BaseException | None, word: str) -> bool:

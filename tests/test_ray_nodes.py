@@ -41,30 +41,92 @@ def test_roles_are_spread_over_the_nodes_and_those_that_write_files_stay_here(no
         backend.close()
 
 
-JOINS = f"""
+HEAD = f"""
     import sys
     sys.path.insert(0, {str(ROOT)!r})
-    from lzero_async import make_backend
+    from lzero_async.testing.ray_nodes import RayNodes
+    if __name__ == "__main__":
+        nodes = RayNodes(0)
+        print(nodes.address, flush=True)
+        sys.stdin.read()
+        nodes.close()
+"""
+JOINS = f"""
+    import os, sys
+    sys.path.insert(0, {str(ROOT)!r})
+    from lzero_async import ConfigError, make_backend
     from lzero_async.testing import ScriptedRole
     if __name__ == "__main__":
-        backend = make_backend("ray", ray_address=sys.argv[1])
+        try:
+            backend = make_backend("ray", ray_address=sys.argv[1])
+        except ConfigError as error:
+            sys.exit(f"refused: {{error}}")
         worker = backend.start("learner", ScriptedRole, here=True)
-        worker.call("do", "open('written', 'w').close()")
-        backend.close()
+        try:
+            worker.call("do", "import os; open('written', 'w').write(os.environ.get('LZERO_ASYNC_CACHE', ''))")
+        except ConfigError as error:
+            sys.exit(f"no place: {{error}}")
+        finally:
+            backend.close()
 """
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+OTHER = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "fedcba9876543210" * 4}
 
 
-def test_another_program_joins_by_address_and_writes_where_it_is(nodes: RayNodes, tmp_path: Path) -> None:
-    script, folder = tmp_path / "program.py", tmp_path / "elsewhere"
-    script.write_text(textwrap.dedent(JOINS))
-    folder.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run(
-        [sys.executable, str(script), nodes.address],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (folder / "written").exists()
+class Programs:
+    """Programs that know nothing of this one's Ray, each with a home that has no token."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self._clean |= {"HOME": str(folder), "RAY_NUM_REDIS_GET_RETRIES": "1"}
+
+    def start(self, source: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+        script = self._folder / "program.py"
+        script.write_text(textwrap.dedent(source))
+        return subprocess.Popen(
+            [sys.executable, str(script), *words], cwd=self._folder, env={**self._clean, **environment}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def joined(self, address: str, **environment: str) -> str:
+        """What a program that joins says at its end: nothing if it could."""
+        program = self.start(JOINS, address, **environment)
+        told = program.communicate(timeout=120)[1]
+        return told if program.returncode else ""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    return Programs(tmp_path)
+
+
+@pytest.fixture
+def head(programs: Programs, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a cluster that another program made, in the environment that the test asks for."""
+    program = programs.start(HEAD, **request.param)
+    assert program.stdout is not None
+    yield program.stdout.readline().strip()
+    program.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("head", [TOKEN], indirect=True)
+def test_a_program_joins_by_address_with_the_token_and_writes_where_it_is(
+    head: str, programs: Programs, tmp_path: Path
+) -> None:
+    assert "refuses programs without its token; set RAY_AUTH_MODE=token" in programs.joined(head)
+    assert "refuses the token that this program has" in programs.joined(head, **OTHER)
+    assert "or it has none" in programs.joined(head, RAY_AUTH_MODE="token")
+    assert not (tmp_path / "written").exists()
+    assert programs.joined(head, **TOKEN, LZERO_ASYNC_CACHE="of the program") == ""
+    assert (tmp_path / "written").read_text() == "of the program"
+
+
+@pytest.mark.parametrize("head", [{}], indirect=True)
+def test_a_program_with_a_token_is_told_that_the_cluster_has_none(head: str, programs: Programs) -> None:
+    assert programs.joined(head) == ""
+    told = programs.joined(head, **TOKEN)
+    assert "no place: no actor begins in the Ray cluster; was it started without a token?" in told
 
 
 def test_a_machine_whose_role_died_is_not_avoided(nodes: RayNodes) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from lzero_async import AsyncTrainingCoordinator, make_backend
 from lzero_async.testing.fakes import CollectorRole, LearnerRole
@@ -58,6 +58,13 @@ class RayNodes:
         self._cluster.shutdown()
 
 
+class Removable(Protocol):
+    """Nodes of the cluster that this program is connected to."""
+
+    def remove(self, name: str) -> None:
+        """Take the node with Ray's name for it away."""
+
+
 class Loss(NamedTuple):
     """What came of a run that lost a node: batches trained, those trained twice, staleness and its bound, restarts,
     collectors that were on the node, seconds until the first of them was missed and until all were back, and batches per
@@ -76,7 +83,7 @@ class Loss(NamedTuple):
 
 
 def lose_a_node(
-    nodes: RayNodes, *, batches: int = 150, collectors: int = 4, degree: int = 8, seconds: float = 0.1, cores: int = 1
+    nodes: Removable, *, batches: int = 150, collectors: int = 4, degree: int = 8, seconds: float = 0.1, cores: int = 1
 ) -> Loss:
     """Train on `batches` batches of collects that take `seconds` each and need so many cores; take the node of collector 0
     away after a third of them, while it is busy."""
@@ -88,7 +95,7 @@ def lose_a_node(
 
 
 class _Run:
-    def __init__(self, nodes: RayNodes, backend: Any, collectors: int, degree: int, seconds: float) -> None:
+    def __init__(self, nodes: Removable, backend: Any, collectors: int, degree: int, seconds: float) -> None:
         self.nodes, self.degree = nodes, degree
         self.learner = backend.start("learner", partial(LearnerRole, size=200_000), here=True)
         self.collectors = [
