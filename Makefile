@@ -77,7 +77,7 @@ bench-mbpo: $(STAMP) ## the bars of MBPO's trainers and their timeline (about 20
 bench-episode-ppo: $(STAMP) ## the bars of whole-episode PPO and the picture of a step barrier (about 20 minutes)
 	$(PY) -m benchmarks.episode_ppo
 
-bench-ray: $(STAMP) ## Ray against processes, what it costs, and nodes that are lost (about 10 minutes)
+bench-ray: $(STAMP) ## Ray against processes, what it costs, nodes that are lost and a cable that is pulled (about 14 minutes; the cable needs root)
 	$(PY) -m benchmarks.on_ray
 
 bench-reanalyze: $(STAMP) ## reanalysis in the background, on against off (about 10 minutes)

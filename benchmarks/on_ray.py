@@ -1,4 +1,5 @@
-"""What Ray costs and what it survives: `python -m benchmarks.on_ray` (about 8 minutes; needs the extra ray).
+"""What Ray costs and what it survives: `python -m benchmarks.on_ray` (about 13 minutes; needs the extra ray, and root for
+hosts of its own).
 
 Writes benchmarks/results/ray.json and the table of docs/ray.md.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -16,10 +18,12 @@ from benchmarks.harness import Bar, main_guard, run_bars
 from benchmarks.ray_costs import costs
 from lzero_async import Worker, make_backend
 from lzero_async.testing import ScriptedRole
+from lzero_async.testing.hosts import Hosts
+from lzero_async.testing.ray_hosts import pull_a_cable
 from lzero_async.testing.ray_nodes import Loss, RayNodes, lose_a_node
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUNDS, LOSSES = 5, 10
+ROUNDS, LOSSES, BATCHES = 5, 10, 150
 
 
 def speed() -> list[Bar]:
@@ -71,33 +75,54 @@ def _milliseconds(worker: Worker, source: str, count: int) -> list[float]:
 
 
 def loss() -> list[Bar]:
-    """A node is taken away while its collectors are busy, several times; what is counted must hold each time."""
+    """A node is taken away while its collectors are busy, several times: its processes are killed."""
     found: list[Loss] = []
     nodes = RayNodes(2)
     try:
-        for number in range(LOSSES):
-            found.append(lose_a_node(nodes))
+        for _ in range(LOSSES):
+            found.append(_shown(lose_a_node(nodes, batches=BATCHES)))
             nodes.add()
-            print(f"  loss {number + 1}: {found[-1]}", file=sys.stderr, flush=True)
     finally:
         nodes.close()
+    return _what_it_cost("a node lost while busy", found)
+
+
+def cable() -> list[Bar]:
+    """The same when nobody is told: the cable of a host with a network of its own is pulled."""
+    if not Hosts.possible():
+        print("  the cable is left out: hosts need root, ip and unshare", file=sys.stderr)
+        return []
+    found = []
+    for _ in range(LOSSES):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(_shown(pull_a_cable(Path(folder), BATCHES)))
+    return _what_it_cost("a cable pulled", found)
+
+
+def _shown(loss: Loss) -> Loss:
+    print(f"  {loss}", file=sys.stderr, flush=True)
+    return loss
+
+
+def _what_it_cost(what: str, found: list[Loss]) -> list[Bar]:
+    """What is counted must hold each time."""
     columns = {
         "batches counted twice": (0, False, True, [one.twice for one in found]),
-        "batches trained / wanted": (1, True, True, [one.trained / 150 for one in found]),
+        "batches trained / wanted": (1, True, True, [one.trained / BATCHES for one in found]),
         "highest staleness / its bound": (1, False, True, [one.staleness / one.degree for one in found]),
         "batches/s after / before": (0.8, True, False, [one.rate_after / one.rate_before for one in found]),
         "seconds until it is seen": (10, False, True, [one.seen_seconds for one in found]),
         "seconds until all collectors are back": (None, False, False, [one.back_seconds for one in found]),
     }
     return [
-        Bar(f"a node lost while busy: {name}", limit, at_least, partial(next, iter(values)), LOSSES, always)
+        Bar(f"{what}: {name}", limit, at_least, partial(next, iter(values)), LOSSES, always)
         for name, (limit, at_least, always, values) in columns.items()
     ]
 
 
 def main() -> int:
     """Measure, print, write."""
-    groups = {"speed": speed, "calls": calls, "costs": costs, "loss": loss}
+    groups = {"speed": speed, "calls": calls, "costs": costs, "loss": loss, "cable": cable}
     page = ROOT / "docs" / "ray.md"
     return run_bars("Ray", groups, ROOT / "benchmarks" / "results" / "ray.json", page)
 

@@ -27,7 +27,7 @@ def test_a_host_whose_cable_is_pulled_is_missed_within_seconds(tmp_path: Path) -
     assert loss.trained == 90 and loss.twice == 0
     assert loss.staleness <= loss.degree
     assert 1 <= loss.lost == loss.restarts
-    assert loss.seen_seconds < 30  # Ray itself would need a minute; measured are five seconds
+    assert loss.seen_seconds < 30  # Ray itself would need a minute; measured are six seconds
 
 
 @pytest.mark.chaos
