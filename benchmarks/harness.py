@@ -30,8 +30,8 @@ class Bar:
 
 
 def run_bars(title: str, groups: dict[str, Callable[[], list[Bar]]], default_output: Path, page: Path) -> int:
-    """Measure what the command line asks for; return 1 if a bar was missed. `--only` renews its groups and leaves the others
-    as they were in the default output; `page` gets the table when every group is there."""
+    """Measure what the command line asks for; return 1 if a bar was missed. `--only` renews its groups and leaves the others,
+    and those that could not be measured, as they were in the default output; `page` gets the table when every group is there."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument(
         "--only", nargs="+", choices=list(groups), default=list(groups), help="measure only these groups"
@@ -51,7 +51,8 @@ def run_bars(title: str, groups: dict[str, Callable[[], list[Bar]]], default_out
     print(f"\n{len(rows) - len(missed)} of {len(rows)} without a miss; written to {options.output}")
     if options.output == default_output and default_output.is_file():
         earlier = json.loads(default_output.read_text())["bars"]
-        rows += [row for row in earlier if row["group"] in groups and row["group"] not in options.only]
+        renewed = {row["group"] for row in rows}
+        rows += [row for row in earlier if row["group"] in groups and row["group"] not in renewed]
         rows.sort(key=lambda row: list(groups).index(row["group"]))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.system()}

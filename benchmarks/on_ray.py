@@ -1,4 +1,4 @@
-"""What Ray costs and what it survives: `python -m benchmarks.on_ray` (about 13 minutes; needs the extra ray, and root for
+"""What Ray costs and what it survives: `python -m benchmarks.on_ray` (about 14 minutes; needs the extra ray, and root for
 hosts of its own).
 
 Writes benchmarks/results/ray.json and the table of docs/ray.md.
@@ -90,7 +90,7 @@ def loss() -> list[Bar]:
 def cable() -> list[Bar]:
     """The same when nobody is told: the cable of a host with a network of its own is pulled."""
     if not Hosts.possible():
-        print("  the cable is left out: hosts need root, ip and unshare", file=sys.stderr)
+        print("  the cable is left as it was: hosts need root, ip and unshare", file=sys.stderr)
         return []
     found = []
     for _ in range(LOSSES):

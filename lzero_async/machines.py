@@ -4,6 +4,7 @@ which the kernel asks for signs of life, so it is missed within seconds, and nob
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -13,11 +14,12 @@ from typing import Final
 from lzero_async.clock import RealClock
 from lzero_async.threads import ThreadGroup
 
+log = logging.getLogger("lzero_async")
 QUIET: Final = 2  # seconds after which the kernel asks
 PAUSE: Final = 1  # seconds between two questions
-QUESTIONS: Final = 4  # without an answer: then the machine is gone
-PATIENCE: Final = 2.0  # seconds for a connection
-TRIES: Final = 3  # of a connection that is not answered
+QUESTIONS: Final = 3  # without an answer: then the connection is given up
+PATIENCE: Final = 2.0  # seconds for a new connection; if there is none by then, the machine is gone
+AGAIN: Final = 0.2  # seconds between two tries of one that fails at once
 REST: Final = 2.0  # seconds between two connections, if they end one at once
 
 
@@ -32,8 +34,8 @@ class Machines:
         self._closed = threading.Event()
 
     def attend(self, host: str, port: int, tell: Callable[[], None]) -> Callable[[], None]:
-        """Have `tell()` called once, in another thread, when nobody answers at that port any more; somebody has to listen
-        there. Returns what ends that."""
+        """Have `tell()` called once, in another thread, when nobody answers at that port any more. It must not take long.
+        A port that cannot be reached in the first place is warned of, and not attended to. Returns what ends that."""
         place, key = (host, port), object()
         with self._lock:
             if self._closed.is_set():
@@ -53,50 +55,64 @@ class Machines:
         """End all connections; nobody is told anything any more."""
         with self._lock:
             self._closed.set()
-            self._listeners.clear()
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):  # it has ended already
                     connection.shutdown(socket.SHUT_RDWR)  # which wakes whoever reads from it
         self._threads.join(timeout)
 
     def _attend(self, place: tuple[str, int]) -> None:
+        reached = False
         try:
             while not self._closed.is_set():
-                began = time.monotonic()
-                self._read(self._connect(place), place)
-                # They ended it, perhaps only because nothing is said here: one who is there takes another one.
+                connection, began = self._connect(place), time.monotonic()
+                reached = True
+                self._read(connection, place)
+                # It was silent, or they ended it, perhaps because nothing is said here: one who is there takes another one.
                 if time.monotonic() - began < REST:
                     self._closed.wait(REST)
-        except OSError:
-            with self._lock:
-                listeners = list(self._listeners.pop(place, {}).values())
-            for tell in listeners:
+        except OSError as error:
+            self._gone(place, reached, error)
+
+    def _gone(self, place: tuple[str, int], reached: bool, error: OSError) -> None:
+        with self._lock:
+            listeners = list(self._listeners.pop(place, {}).values())
+            if self._closed.is_set():
+                return
+        if not reached:
+            log.warning(
+                "%s:%d cannot be reached (%s), so it would be missed late if that machine vanished", *place, error
+            )
+            return
+        for tell in listeners:
+            try:
                 tell()
+            except Exception:
+                log.exception("somebody could not be told that %s:%d is gone", *place)
 
     def _connect(self, place: tuple[str, int]) -> socket.socket:
         """A connection on which the kernel asks. Raises OSError if nobody is there."""
-        for _ in range(TRIES - 1):
-            with contextlib.suppress(TimeoutError):
-                return _ask(socket.create_connection(place, timeout=PATIENCE))
-            if self._closed.is_set():
-                break
-        return _ask(socket.create_connection(place, timeout=PATIENCE))
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return _ask(socket.create_connection(place, timeout=max(AGAIN, deadline - time.monotonic())))
+            except ConnectionRefusedError:
+                raise
+            except OSError:
+                if self._closed.wait(AGAIN) or time.monotonic() >= deadline:
+                    raise
 
     def _read(self, connection: socket.socket, place: tuple[str, int]) -> None:
-        """Wait until the connection ends. Raises OSError if nobody answers on it."""
+        """Wait until the connection ends, in whatever way."""
         with connection:
             with self._lock:
                 if self._closed.is_set():
                     return
                 self._connections[place] = connection
-            try:
+            with contextlib.suppress(OSError):
                 while connection.recv(4096):
                     pass  # whatever is said: that somebody is there is enough
-            except ConnectionError:
-                pass  # as if they had ended it in order
-            finally:
-                with self._lock:
-                    self._connections.pop(place, None)
+            with self._lock:
+                del self._connections[place]
 
 
 def _ask(connection: socket.socket) -> socket.socket:

@@ -365,27 +365,24 @@ class _Life:
         return self.death
 
     def _without_machine(self) -> None:
-        """Its machine does not answer any more."""
-        why = f"was lost: its machine {self.host} does not answer"
-        self._lose(why)
-        self.end(why)
+        """Its machine does not answer any more; the actor is killed by whoever restarts or closes the worker."""
+        self._lose(f"was lost: its machine {self.host} does not answer")
 
     def _first_word(self) -> tuple[int, str, str]:
         """Wait until the actor has a place. It may be given one on a machine that is gone, which Ray finds out some time
         later: nothing of it has run then, and it is placed anew."""
-        for _ in range(_PLACES - 1):
+        for left in reversed(range(_PLACES)):
             try:
                 return self._greeted()
             except self._cluster.ray.exceptions.RayActorError as error:
                 if self.death is not None:
                     raise
+                if not left:
+                    self._refusal = self._cluster.refusal_of_all(self.name, error)
+                    raise
                 log.warning("%s is placed anew: it %s before it began", self.name, _how_it_ended(error))
                 self._ask_for_a_place()
-        try:
-            return self._greeted()
-        except self._cluster.ray.exceptions.RayActorError:
-            self._refusal = self._cluster.refusal_of_all()
-            raise
+        raise AssertionError
 
     def _greeted(self) -> tuple[int, str, str]:
         """The actor's greeting; say so once if there is no place for it for a while."""
@@ -398,6 +395,7 @@ class _Life:
                 self._heard.notify_all()
             found = self._cluster.ray.get(reference)
         assert found is not None
+        self._cluster.has_actors = True
         return found
 
     def _take(self, kind: str, encoded: Any, source: Callable[[int], Any]) -> None:

@@ -27,6 +27,8 @@ class Cluster:
         self._lock = threading.Lock()
         self._suspects: set[str] = set()
         self._machines = Machines()
+        self.has_actors = False
+        """Whether an actor of this program has ever begun."""
 
     def options(self, name: str, here: bool) -> dict[str, Any]:
         """What the role of that name needs of a machine, as Ray wants it told."""
@@ -86,13 +88,15 @@ class Cluster:
             )
         return f"it needs {asked}, and all machines together have {there} free; {remedy}"
 
-    def refusal_of_all(self) -> ConfigError | None:
-        """What is wrong if every actor is lost before it begins; None if there is nothing that would explain it."""
-        if self._ours or not _sends_token():
+    def refusal_of_all(self, name: str, error: BaseException) -> ConfigError | None:
+        """What is wrong if a role is lost before it begins, wherever it is placed, and no other ever began; None if there
+        is nothing that would explain it."""
+        if self._ours or self.has_actors or not _sends_token():
             return None
         return ConfigError(
-            "no actor begins in the Ray cluster; was it started without a token? This program has one and uses it: set "
-            "RAY_AUTH_MODE=disabled in the environment, or start the cluster again, with RAY_AUTH_MODE=token on every machine."
+            f"{name} does not begin anywhere in the Ray cluster ({in_a_line(error)}); was it started without a token? This "
+            "program has one and uses it: set RAY_AUTH_MODE=disabled in the environment, or start the cluster again, with "
+            "RAY_AUTH_MODE=token on every machine."
         )
 
     def get(self, reference: Any, seconds: float) -> Any:
@@ -166,10 +170,14 @@ def in_a_line(error: BaseException) -> str:
 def _refused(address: str) -> ConfigError:
     """What to say of a cluster that wants another token than this program sends. With an address that the user names Ray
     sends none unless it is told to, even if there is one."""
-    what = "the token that this program has, or it has none" if _sends_token() else "programs without its token"
+    remedy = "put what 'ray get-auth-token' prints on the cluster's first machine into ~/.ray/auth_token on this one"
+    if _sends_token():
+        return ConfigError(
+            f"ray_address is {address!r}, but this program has no token that the Ray cluster there would take; {remedy}."
+        )
     return ConfigError(
-        f"ray_address is {address!r}, but the Ray cluster there refuses {what}; set RAY_AUTH_MODE=token in the environment, and "
-        "put what 'ray get-auth-token' prints on the cluster's first machine into ~/.ray/auth_token on this one."
+        f"ray_address is {address!r}, but the Ray cluster there refuses programs without its token; set RAY_AUTH_MODE=token "
+        f"in the environment, and {remedy}."
     )
 
 

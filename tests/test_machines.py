@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,15 +20,33 @@ class Somebody:
     """Who listens at a port, as another machine would."""
 
     def __init__(self) -> None:
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._server.settimeout(SOON)
-        self.place: tuple[str, int] = self._server.getsockname()
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.settimeout(SOON)
+        self.place: tuple[str, int] = self.server.getsockname()
 
     def accept(self) -> socket.socket:
-        return self._server.accept()[0]
+        return self.server.accept()[0]
 
     def leave(self) -> None:
-        self._server.close()
+        self.server.close()
+
+
+class Told:
+    """Who was told, and waiting for that."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._count = threading.Semaphore(0)
+
+    def by(self, name: str = "") -> Any:
+        def tell() -> None:
+            self.names.append(name)
+            self._count.release()
+
+        return tell
+
+    def wait(self, count: int = 1) -> bool:
+        return all(self._count.acquire(timeout=SOON) for _ in range(count))
 
 
 @pytest.fixture
@@ -39,74 +59,121 @@ def somebody() -> Iterator[Somebody]:
 @pytest.fixture
 def attended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     monkeypatch.setattr(machines, "REST", 0.0)
+    monkeypatch.setattr(machines, "AGAIN", 0.01)
     attended = Machines()
     yield attended
     attended.close()
+    assert attended._threads.alive() == [] == attended._threads.failures
 
 
-def test_everybody_is_told_once_that_nobody_is_there(attended: Machines, somebody: Somebody) -> None:
-    told, all_told = [], threading.Semaphore(0)
+@pytest.fixture
+def told() -> Told:
+    return Told()
 
-    def tell(name: str) -> None:
-        told.append(name)
-        all_told.release()
 
-    attended.attend(*somebody.place, lambda: tell("first"))
-    leave = attended.attend(*somebody.place, lambda: tell("left"))
-    attended.attend(*somebody.place, lambda: tell("second"))
+def test_everybody_is_told_once_that_nobody_is_there(
+    attended: Machines, somebody: Somebody, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    attended.attend(*somebody.place, told.by("first"))
+    attended.attend(*somebody.place, lambda: 1 // 0)
+    leave = attended.attend(*somebody.place, told.by("left"))
+    attended.attend(*somebody.place, told.by("last"))
     leave()
     connection = somebody.accept()
-    assert told == []
+    assert told.names == []
     somebody.leave()
     connection.close()
-    assert all_told.acquire(timeout=SOON) and all_told.acquire(timeout=SOON)
+    assert told.wait(2)
     attended.close()
-    assert sorted(told) == ["first", "second"]
+    assert told.names == ["first", "last"] and "ZeroDivisionError" in caplog.text
 
 
-def test_a_connection_that_they_end_is_made_again(attended: Machines, somebody: Somebody) -> None:
-    gone = threading.Event()
-    attended.attend(*somebody.place, gone.set)
+def test_a_connection_that_they_end_is_made_again(attended: Machines, somebody: Somebody, told: Told) -> None:
+    attended.attend(*somebody.place, told.by())
     for _ in range(3):
         with somebody.accept() as connection:
             connection.sendall(b"what nobody asked for")
     with somebody.accept():
-        assert not gone.is_set()
         attended.close()
-    assert not gone.is_set()
+    assert told.names == []
 
 
-def test_one_who_was_gone_is_attended_to_again(attended: Machines, somebody: Somebody) -> None:
-    gone, again = threading.Event(), threading.Event()
-    nobody = Somebody()
-    nobody.leave()
-    attended.attend(*nobody.place, gone.set)
-    assert gone.wait(SOON)
-    back = socket.create_server(nobody.place)
-    attended.attend(*nobody.place, again.set)
+def test_one_who_was_gone_is_attended_to_again(attended: Machines, somebody: Somebody, told: Told) -> None:
+    attended.attend(*somebody.place, told.by("gone"))
+    connection = somebody.accept()
+    somebody.leave()
+    connection.close()
+    assert told.wait()
+    back = socket.create_server(somebody.place)
+    attended.attend(*somebody.place, told.by("again"))
     connection = back.accept()[0]
-    assert not again.is_set()
     back.close()
     connection.close()
-    assert again.wait(SOON)
+    assert told.wait()
+    assert told.names == ["gone", "again"]
 
 
-def test_the_kernel_asks_within_seconds(attended: Machines, somebody: Somebody) -> None:
-    attended.attend(*somebody.place, lambda: None)
-    with somebody.accept() as connection, attended._lock:
-        (ours,) = attended._connections.values()
-        assert ours.getsockname() == connection.getpeername()
-        asked = [
-            ours.getsockopt(socket.IPPROTO_TCP, name)
-            for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-        ]
-        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert asked[0] + asked[1] * asked[2] <= 10
+def test_silence_is_believed_only_if_no_new_connection_is_made(
+    attended: Machines, somebody: Somebody, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the kernel says after questions without an answer, only sooner.
+    monkeypatch.setattr(machines, "_ask", lambda connection: (connection.settimeout(0.05), connection)[1])
+    attended.attend(*somebody.place, told.by())
+    connections = [somebody.accept() for _ in range(3)]
+    assert told.names == []
+    somebody.leave()
+    assert told.wait()
+    for connection in connections:
+        connection.close()
 
 
-def test_after_its_end_nobody_is_attended_to(somebody: Somebody) -> None:
+def test_a_way_that_is_closed_for_a_moment_is_tried_again(
+    attended: Machines, somebody: Somebody, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = iter(
+        [None, OSError(errno.EHOSTUNREACH, "no way"), TimeoutError(), OSError(errno.ENETUNREACH, "no way"), None]
+    )
+    connect = socket.create_connection
+
+    def now_and_then(*args: Any, **options: Any) -> socket.socket:
+        if (error := next(tries)) is not None:
+            raise error
+        return connect(*args, **options)
+
+    monkeypatch.setattr(socket, "create_connection", now_and_then)
+    attended.attend(*somebody.place, told.by())
+    somebody.accept().close()
+    with somebody.accept():
+        attended.close()
+    assert told.names == []
+
+
+def test_a_port_that_never_answered_is_warned_of_and_left_alone(
+    attended: Machines, somebody: Somebody, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    somebody.leave()
+    attended.attend(*somebody.place, told.by())
+    attended._threads.join(SOON)
+    assert told.names == []
+    assert f"127.0.0.1:{somebody.place[1]} cannot be reached" in caplog.text
+
+
+def test_the_kernel_asks_within_seconds_and_nobody_else_does() -> None:
+    with socket.socket() as connection:
+        connection.settimeout(1.0)
+        machines._ask(connection)
+        assert connection.gettimeout() is None
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        names = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+        quiet, pause, questions = (connection.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+        assert quiet + pause * questions + machines.PATIENCE <= 10
+
+
+def test_after_its_end_nobody_is_attended_to(somebody: Somebody, told: Told) -> None:
     attended = Machines()
     attended.close()
-    leave = attended.attend(*somebody.place, pytest.fail)
-    leave()
-    attended.close()
+    attended.attend(*somebody.place, told.by())()
+    assert attended._threads.alive() == []
+    somebody.server.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        somebody.accept()

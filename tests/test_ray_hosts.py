@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from lzero_async.testing.hosts import Hosts
 from lzero_async.testing.ray_hosts import RayHosts, pull_a_cable
 from tests.docs_blocks import SHORT_PRIORZERO
 
+ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
@@ -28,6 +31,57 @@ def test_a_host_whose_cable_is_pulled_is_missed_within_seconds(tmp_path: Path) -
     assert loss.staleness <= loss.degree
     assert 1 <= loss.lost == loss.restarts
     assert loss.seen_seconds < 30  # Ray itself would need a minute; measured are six seconds
+
+
+COMES_BACK = f"""
+    import json, os, subprocess, sys, time
+    sys.path.insert(0, {str(ROOT)!r})
+    from lzero_async import WorkerDied, make_backend
+    from lzero_async.testing import ScriptedRole
+    if __name__ == "__main__":
+        backend = make_backend("ray", ray_address="auto")
+        worker = backend.start("scripted", ScriptedRole)
+        worker.call("do", "result = 1")
+        before = worker.pid
+        subprocess.run(json.loads(sys.argv[1]), check=True)
+        try:
+            worker.call("do", "import time; time.sleep(1000)")
+        except WorkerDied as error:
+            print(error)
+        worker.restart()
+        subprocess.run(json.loads(sys.argv[2]), check=True)
+        print(worker.call("do", "result = 2"))
+        deadline = time.monotonic() + 60
+        while os.path.exists(f"/proc/{{before}}") and time.monotonic() < deadline:
+            time.sleep(0.2)
+        print("left behind" if os.path.exists(f"/proc/{{before}}") else "ended", worker.pid != before)
+        backend.close()
+"""
+
+
+@pytest.mark.chaos
+def test_a_host_whose_cable_is_plugged_in_again_is_used_again_and_ends_what_was_lost(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(COMES_BACK))
+    cluster = RayHosts(2, tmp_path / "hosts", cores=2)
+    try:
+        cable = [json.dumps(cluster.hosts.cable_command(2, state)) for state in ("down", "up")]
+        told = cluster.run(1, "python", str(script), *cable, seconds=200.0).stdout.splitlines()
+    finally:
+        cluster.close()
+    assert told == [f"scripted was lost: its machine {Hosts.address(2)} does not answer.", "2", "ended True"]
+
+
+def test_hosts_that_cannot_be_made_leave_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "2" / "home").mkdir(parents=True)  # which the second host wants to make itself
+    before = _namespaces()
+    with pytest.raises(FileExistsError):
+        Hosts(2, tmp_path)
+    assert _namespaces() == before
+
+
+def _namespaces() -> str:
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.chaos

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -74,25 +75,34 @@ OTHER = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "fedcba9876543210" * 4}
 
 
 class Programs:
-    """Programs that know nothing of this one's Ray, each with a home that has no token."""
+    """Programs that know nothing of this one's Ray, each in a folder of its own; their home has no token."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self._clean |= {"HOME": str(folder), "RAY_NUM_REDIS_GET_RETRIES": "1"}
 
-    def start(self, source: str, *words: str, **environment: str) -> subprocess.Popen[str]:
-        script = self._folder / "program.py"
+    @contextlib.contextmanager
+    def started(self, name: str, source: str, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+        """Run it, in the folder of that name; it ends with the block."""
+        folder, script = self.folder / name, self.folder / f"{name}.py"
+        folder.mkdir(exist_ok=True)
         script.write_text(textwrap.dedent(source))
-        return subprocess.Popen(
-            [sys.executable, str(script), *words], cwd=self._folder, env={**self._clean, **environment}, text=True,
+        program = subprocess.Popen(
+            [sys.executable, str(script), *words], cwd=folder, env={**self._clean, **environment}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+        try:
+            yield program
+            program.communicate(timeout=60)
+        finally:
+            program.kill()
+            program.communicate()
 
     def joined(self, address: str, **environment: str) -> str:
         """What a program that joins says at its end: nothing if it could."""
-        program = self.start(JOINS, address, **environment)
-        told = program.communicate(timeout=120)[1]
+        with self.started("joins", JOINS, address, **environment) as program:
+            told = program.communicate(timeout=60)[1]
         return told if program.returncode else ""
 
 
@@ -104,29 +114,30 @@ def programs(tmp_path: Path) -> Programs:
 @pytest.fixture
 def head(programs: Programs, request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a cluster that another program made, in the environment that the test asks for."""
-    program = programs.start(HEAD, **request.param)
-    assert program.stdout is not None
-    yield program.stdout.readline().strip()
-    program.communicate(timeout=60)
+    with programs.started("head", HEAD, **request.param) as program:
+        assert program.stdout is not None and program.stderr is not None
+        address = program.stdout.readline().strip()
+        assert address, program.stderr.read()
+        yield address
 
 
 @pytest.mark.parametrize("head", [TOKEN], indirect=True)
-def test_a_program_joins_by_address_with_the_token_and_writes_where_it_is(
-    head: str, programs: Programs, tmp_path: Path
-) -> None:
+def test_a_program_joins_by_address_with_the_token_and_writes_where_it_is(head: str, programs: Programs) -> None:
+    written = programs.folder / "joins" / "written"
     assert "refuses programs without its token; set RAY_AUTH_MODE=token" in programs.joined(head)
-    assert "refuses the token that this program has" in programs.joined(head, **OTHER)
-    assert "or it has none" in programs.joined(head, RAY_AUTH_MODE="token")
-    assert not (tmp_path / "written").exists()
+    for token in (OTHER, {"RAY_AUTH_MODE": "token"}):
+        assert "this program has no token that the Ray cluster there would take" in programs.joined(head, **token)
+    assert not written.exists()
     assert programs.joined(head, **TOKEN, LZERO_ASYNC_CACHE="of the program") == ""
-    assert (tmp_path / "written").read_text() == "of the program"
+    assert written.read_text() == "of the program"
 
 
 @pytest.mark.parametrize("head", [{}], indirect=True)
 def test_a_program_with_a_token_is_told_that_the_cluster_has_none(head: str, programs: Programs) -> None:
     assert programs.joined(head) == ""
     told = programs.joined(head, **TOKEN)
-    assert "no place: no actor begins in the Ray cluster; was it started without a token?" in told
+    assert "no place: learner does not begin anywhere in the Ray cluster (" in told
+    assert "was it started without a token?" in told
 
 
 def test_a_machine_whose_role_died_is_not_avoided(nodes: RayNodes) -> None:

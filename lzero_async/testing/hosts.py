@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 SWITCH = "lzero-{pid}-switch"
@@ -24,29 +26,34 @@ class Hosts:
 
     def __init__(self, count: int, folder: Path) -> None:
         self._folder, self._numbers = folder, range(1, count + 1)
-        Path(RAY_FOLDER).mkdir(exist_ok=True)
         self._switch = SWITCH.format(pid=os.getpid())
-        _ip("netns", "add", self._switch)
-        _ip("-n", self._switch, "link", "add", "switch", "type", "bridge")
-        _ip("-n", self._switch, "link", "set", "switch", "up")
-        for number in self._numbers:
-            for name in ("ray", "home"):
-                (folder / f"{number}" / name).mkdir(parents=True)
-            self._connect(number)
+        _make_ray_folder()
+        try:
+            _ip("netns", "add", self._switch)
+            _ip("-n", self._switch, "link", "add", "switch", "type", "bridge")
+            _ip("-n", self._switch, "link", "set", "switch", "up")
+            for number in self._numbers:
+                for name in ("ray", "home"):
+                    (folder / f"{number}" / name).mkdir(parents=True)
+                self._connect(number)
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def possible() -> bool:
-        """Whether this machine lets us make hosts."""
+        """Whether this machine lets us make hosts: one is made."""
         if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
             return False
-        name = f"lzero-{os.getpid()}-try"
-        if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
-            return False
-        try:
-            enter = ["ip", "netns", "exec", name, *_UNSHARED, "hostname lzero && mount --make-rprivate /"]
-            return subprocess.run(enter, capture_output=True, check=False).returncode == 0
-        finally:
-            _ip("netns", "delete", name)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                hosts = Hosts(1, Path(folder))
+            except (OSError, subprocess.CalledProcessError):
+                return False
+            try:
+                return subprocess.run(hosts.command(1, "true"), capture_output=True, check=False).returncode == 0
+            finally:
+                hosts.close()
 
     @staticmethod
     def address(number: int) -> str:
@@ -62,22 +69,25 @@ class Hosts:
         own = f"host{number}", str(self._folder / f"{number}")
         return ["ip", "netns", "exec", self._name(number), *_UNSHARED, _ENTER, "_", *own, *words]
 
-    def pull_command(self, number: int) -> list[str]:
-        """What pulls a host's cable; it may also be run on a host."""
-        return ["ip", "-n", self._switch, "link", "set", f"port{number}", "down"]
+    def cable_command(self, number: int, state: str) -> list[str]:
+        """What pulls a host's cable ("down") or plugs it in ("up"); it may also be run on a host."""
+        return ["ip", "-n", self._switch, "link", "set", f"port{number}", state]
 
     def close(self) -> None:
         """End every process on the hosts, and the hosts."""
         for number in self._numbers:
-            name = self._name(number)
-            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
-            for pid in found.split():
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass  # it went with another one
-            _ip("netns", "delete", name)
-        _ip("netns", "delete", self._switch)
+            for _ in range(100):  # one may start another while it is being ended
+                if not (pids := self._processes(number)):
+                    break
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        for name in (*map(self._name, self._numbers), self._switch):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+    def _processes(self, number: int) -> list[int]:
+        found = subprocess.run(["ip", "netns", "pids", self._name(number)], capture_output=True, text=True, check=False)
+        return [int(pid) for pid in found.stdout.split()]
 
     def _name(self, number: int) -> str:
         return HOST.format(pid=os.getpid(), number=number)
@@ -91,6 +101,14 @@ class Hosts:
         for device in ("lo", "eth0"):
             _ip("-n", name, "link", "set", device, "up")
         _ip("-n", name, "route", "add", "default", "dev", "eth0")  # by which programs find out their own address
+
+
+def _make_ray_folder() -> None:
+    """Each host has its own mounted over it; Ray lets every user write there."""
+    folder = Path(RAY_FOLDER)
+    if not folder.is_dir():
+        folder.mkdir()
+        folder.chmod(0o777)
 
 
 def _ip(*words: str) -> None:

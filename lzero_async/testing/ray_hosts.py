@@ -64,7 +64,7 @@ def pull_a_cable(folder: Path, batches: int = 90) -> Loss:
     """Train on so many batches on a cluster of three hosts, and pull the cable of the one with collector 0 meanwhile."""
     cluster = RayHosts(3, folder)
     try:
-        cables = [json.dumps(cluster.hosts.pull_command(number)) for number in (1, 2, 3)]
+        cables = [json.dumps(cluster.hosts.cable_command(number, "down")) for number in (1, 2, 3)]
         done = cluster.run(1, "python", "-m", __name__, str(batches), *cables, seconds=300.0)
     finally:
         cluster.close()
