@@ -72,8 +72,13 @@ def told() -> Told:
 
 
 def test_everybody_is_told_once_that_nobody_is_there(
-    attended: Machines, somebody: Somebody, told: Told, caplog: pytest.LogCaptureFixture
+    attended: Machines,
+    somebody: Somebody,
+    told: Told,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(machines, "PATIENCE", 1000.0)  # which one who refuses does not need
     attended.attend(*somebody.place, told.by("first"))
     attended.attend(*somebody.place, lambda: 1 // 0)
     leave = attended.attend(*somebody.place, told.by("left"))
@@ -95,6 +100,49 @@ def test_a_connection_that_they_end_is_made_again(attended: Machines, somebody: 
             connection.sendall(b"what nobody asked for")
     with somebody.accept():
         attended.close()
+    assert told.names == []
+
+
+def test_the_end_wakes_who_waits_for_an_answer(
+    attended: Machines, somebody: Somebody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = threading.Event()
+
+    class Connection(socket.socket):
+        def recv(self, *args: Any) -> bytes:
+            reading.set()
+            return super().recv(*args)
+
+    def watched(connection: socket.socket) -> socket.socket:
+        connection.settimeout(None)
+        return Connection(fileno=connection.detach())
+
+    monkeypatch.setattr(machines, "_ask", watched)
+    attended.attend(*somebody.place, lambda: None)
+    with somebody.accept():
+        assert reading.wait(SOON)
+        attended.close()
+        assert attended._threads.alive() == []  # though they end nothing
+
+
+def test_nobody_is_told_after_the_end(
+    attended: Machines, somebody: Somebody, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trying, fail = threading.Event(), threading.Event()
+    attended.attend(*somebody.place, told.by())
+    connection = somebody.accept()
+
+    def slowly(*args: Any, **options: Any) -> socket.socket:
+        trying.set()
+        fail.wait(SOON)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", slowly)
+    connection.close()
+    assert trying.wait(SOON)
+    attended.close(timeout=0.0)
+    fail.set()
+    attended._threads.join(SOON)
     assert told.names == []
 
 
@@ -173,7 +221,7 @@ def test_after_its_end_nobody_is_attended_to(somebody: Somebody, told: Told) -> 
     attended = Machines()
     attended.close()
     attended.attend(*somebody.place, told.by())()
-    assert attended._threads.alive() == []
+    assert attended._threads.alive() == [] and attended._listeners == {}
     somebody.server.setblocking(False)
     with pytest.raises(BlockingIOError):
         somebody.accept()
