@@ -51,9 +51,10 @@ class Cluster:
     def attend(self, node: str, tell: Callable[[], None]) -> Callable[[], None]:
         """Have `tell()` called when a machine does not answer any more, which Ray itself may find out a minute later.
         Returns what ends that."""
-        for other in self.ray.nodes():
-            if other["NodeID"] == node != self.node:
-                return self._machines.attend(other["NodeManagerAddress"], other["NodeManagerPort"], tell)
+        if node != self.node:
+            for other in self.ray.nodes():
+                if other["NodeID"] == node:
+                    return self._machines.attend(other["NodeManagerAddress"], other["NodeManagerPort"], tell)
         return lambda: None
 
     def suspect(self, node: str) -> None:

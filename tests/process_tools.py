@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -17,3 +20,19 @@ def children() -> set[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
+
+
+def ended(pids: Iterable[int], seconds: float = 10.0) -> bool:
+    """Whether all these processes, of whomever, end in time; one that was not reaped has ended."""
+    deadline = time.monotonic() + seconds
+    for pid in pids:
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            if not select.select([process], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
+        finally:
+            os.close(process)
+    return True

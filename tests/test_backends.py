@@ -29,7 +29,7 @@ from lzero_async import ConfigError, LzeroAsyncError, Parcel, Worker, WorkerDied
 from lzero_async.backends import BACKENDS, Backend
 from lzero_async.processes import ProcessBackend
 from lzero_async.testing import ScriptedRole, conformance
-from tests.process_tools import children
+from tests.process_tools import children, ended
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
@@ -71,10 +71,6 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def vanished(pid: int, seconds: float = 10.0) -> bool:
-    return holds(lambda: state_of(pid) in ("", "Z"), seconds)
 
 
 def holds(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
@@ -183,11 +179,11 @@ def test_a_worker_that_is_killed_is_found_though_its_children_live_on_and_they_a
     child = worker.call("do", fork)
     os.kill(worker.pid, signal.SIGKILL)
     fails_at_once(lambda: worker.call("do", ""), "SIGKILL")
-    assert vanished(child)
+    assert ended([child])
     worker.restart()
     child = worker.call("do", fork)
     worker.close()
-    assert vanished(child)
+    assert ended([child])
 
 
 def test_a_worker_that_gives_no_sign_of_life_is_ended() -> None:
@@ -262,7 +258,7 @@ def test_a_worker_dies_with_its_parent(doing: str, last_line: str, tmp_path: Pat
         assert parent.stdout.readline().strip() == last_line
         parent.kill()
         assert parent.wait() == -signal.SIGKILL
-        assert vanished(pid)
+        assert ended([pid])
 
 
 def test_a_worker_dies_with_its_parent_though_a_fork_of_the_parent_lives_on(tmp_path: Path) -> None:
@@ -275,7 +271,7 @@ def test_a_worker_dies_with_its_parent_though_a_fork_of_the_parent_lives_on(tmp_
         assert parent.wait() == -signal.SIGKILL
         try:
             assert state_of(fork) not in ("", "Z")
-            assert vanished(pid)
+            assert ended([pid])
         finally:
             os.kill(fork, signal.SIGKILL)
 

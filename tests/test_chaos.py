@@ -26,7 +26,7 @@ import pytest
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, EvalContext, RunResult, Worker, WorkerDied
 from lzero_async.backends import make_backend
 from lzero_async.testing import CollectorRole, EvaluatorRole, Interrupted, LearnerRole
-from tests.process_tools import children
+from tests.process_tools import children, ended
 
 ROOT = Path(__file__).resolve().parent.parent
 EVAL_EVERY = 3
@@ -341,21 +341,12 @@ def parent(seed: int, folder: Path) -> None:
             pids = json.loads(process.stdout.readline())
             rest = process.stdout.read()  # until nobody holds the other end, so the workers are gone, too
         assert len(pids) == collectors + 2
-        assert gone(pids)
+        assert ended(pids)
         if strike is None:
             assert process.returncode == 0
             assert json.loads(rest)["train_count"] == 44
         else:
             assert process.returncode == -signal.SIGKILL
-
-
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -35,10 +35,11 @@ def test_a_host_whose_cable_is_pulled_is_missed_within_seconds(tmp_path: Path) -
 
 
 COMES_BACK = f"""
-    import json, os, subprocess, sys, time
+    import json, subprocess, sys
     sys.path.insert(0, {str(ROOT)!r})
     from lzero_async import WorkerDied, make_backend
     from lzero_async.testing import ScriptedRole
+    from tests.process_tools import ended
     if __name__ == "__main__":
         backend = make_backend("ray", ray_address="auto")
         worker = backend.start("scripted", ScriptedRole)
@@ -52,10 +53,7 @@ COMES_BACK = f"""
         worker.restart()
         subprocess.run(json.loads(sys.argv[2]), check=True)
         print(worker.call("do", "result = 2"))
-        deadline = time.monotonic() + 60
-        while os.path.exists(f"/proc/{{before}}") and time.monotonic() < deadline:
-            time.sleep(0.2)
-        print("left behind" if os.path.exists(f"/proc/{{before}}") else "ended", worker.pid != before)
+        print("ended" if ended([before], 60) else "left behind", worker.pid != before)
         backend.close()
 """
 
@@ -86,7 +84,7 @@ ATTENDS = f"""
     from lzero_async.machines import Machines
     machines, gone = Machines(), threading.Event()
     machines.attend(sys.argv[1], 7000, gone.set)
-    time.sleep(1.8)  # the kernel asks 2, 3 and 4 s after the last answer
+    time.sleep(1.8)  # the kernel asks 2, 3 and 4 s after the last answer, by a clock that is not ours to turn
     subprocess.run(json.loads(sys.argv[2]), check=True)
     time.sleep(float(sys.argv[4]))
     subprocess.run(json.loads(sys.argv[3]), check=True)
@@ -130,17 +128,9 @@ def test_the_real_agent_plays_on_two_hosts(tmp_path: Path) -> None:
     cluster = RayHosts(2, tmp_path, cores=2, head_cores=2)
     folder = tmp_path / "run"
     try:
-        words = [
-            *SHORT_PRIORZERO.split(),
-            "--off_policy_degree",
-            "8",
-            "--num_collectors",
-            "3",
-            "--exp_name",
-            str(folder),
-        ]
+        where = f"--off_policy_degree 8 --num_collectors 3 --backend ray --ray_address auto --exp_name {folder}"
         entry = "zoo/jericho/priorzero/priorzero_entry.py"
-        cluster.run(1, "python", entry, *words, "--backend", "ray", "--ray_address", "auto", seconds=300.0)
+        cluster.run(1, "python", entry, *SHORT_PRIORZERO.split(), *where.split(), seconds=300.0)
     finally:
         cluster.close()
     results = json.loads((folder / "results.json").read_text())

@@ -140,6 +140,21 @@ def test_a_program_with_a_token_is_told_that_the_cluster_has_none(head: str, pro
     assert "was it started without a token?" in told
 
 
+def test_the_token_is_suspected_only_while_no_role_ever_began(nodes: RayNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, lost = make_backend("ray"), RuntimeError("it never ran")
+    try:
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        assert backend.cluster.refusal_of_all("scripted", lost) is None
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        assert "scripted does not begin anywhere in the Ray cluster (it never ran)" in str(
+            backend.cluster.refusal_of_all("scripted", lost)
+        )
+        backend.start("scripted", ScriptedRole).call("do", "result = 1")
+        assert backend.cluster.refusal_of_all("scripted", lost) is None
+    finally:
+        backend.close()
+
+
 def test_a_machine_whose_role_died_is_not_avoided(nodes: RayNodes) -> None:
     backend = make_backend("ray")
     try:
