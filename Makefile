@@ -5,6 +5,7 @@ STAMP := $(VENV)/.installed
 PY := $(VENV)/bin/python
 PYTHON ?= $(shell for p in python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$p && break; done)
+PARALLEL := -n 2
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
@@ -37,8 +38,8 @@ episode-ppo: $(STAMP) ## train PPO on whole episodes of CartPole, without a step
 learn-episode-ppo: $(STAMP) ## whole-episode PPO's learning curves: both collectors, three seeds each (about 20 minutes); resumable
 	$(PY) -m benchmarks.learn_episode_ppo
 
-test: $(STAMP) ## all tests but browser, chaos, soak and vllm (about 20 minutes)
-	$(PY) -m pytest
+test: $(STAMP) ## all tests but browser, chaos, soak and vllm, two at a time
+	$(PY) -m pytest $(PARALLEL) --durations=25
 	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
 
 test-browser: $(STAMP) ## reports and traces (in Perfetto) in headless Chromium (needs chromium and chromedriver; about two minutes)
@@ -55,7 +56,7 @@ chaos: $(STAMP) ## kill every role of the real agent, busy and idle, and take ma
 	$(PY) -m pytest -m chaos
 
 check: lint types ## lint, types and the fast tests
-	$(PY) -m pytest -m "not slow and not soak and not vllm and not chaos and not browser"
+	$(PY) -m pytest $(PARALLEL) -m "not slow and not soak and not vllm and not chaos and not browser"
 
 lint: $(STAMP) ## ruff
 	$(PY) -m ruff check $(SOURCES)
@@ -101,7 +102,7 @@ vllm-test: vllm ## the tests that need a real vLLM (CPU build; about 10 minutes)
 game: ## compile the shipped game again (needs inform6) and check that it is the frozen one
 	$(PYTHON) zoo/jericho/priorzero/games/build.py
 
-soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points (about 18 minutes)
+soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points, 100,000 parcels (about 25 minutes)
 	$(PY) -m pytest -m soak -p no:cacheprovider
 
 lock: $(STAMP) ## resolve requirements/*.in into the locks again (UPGRADE=1: let the pins move)
