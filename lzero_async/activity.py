@@ -26,17 +26,14 @@ class RoleActivity(NamedTuple):
 class _Track:
     """One role. Several threads may work under its name: it is active while one of them is, and waits while none is active."""
 
-    __slots__ = ("begun", "doing", "numbers", "reached", "seconds")
+    __slots__ = ("active", "begun", "doing", "reached", "seconds", "state", "waiting")
 
     def __init__(self, now: float) -> None:
         self.reached = self.begun = now  # the time up to which seconds are counted, and when the present state began
         self.seconds = {ACTIVE: 0.0, WAITING: 0.0, IDLE: 0.0}
-        self.numbers = {ACTIVE: 0, WAITING: 0}
+        self.active = self.waiting = 0
+        self.state = IDLE
         self.doing = {ACTIVE: "", WAITING: ""}
-
-    @property
-    def state(self) -> str:
-        return ACTIVE if self.numbers[ACTIVE] else WAITING if self.numbers[WAITING] else IDLE
 
     def change(self, state: str, by: int, now: float, doing: str | None = None) -> None:
         """One more, or one less, is in this state."""
@@ -44,10 +41,14 @@ class _Track:
         if now > self.reached:
             self.seconds[before] += now - self.reached
             self.reached = now
-        self.numbers[state] = max(0, self.numbers[state] + by)
+        if state == ACTIVE:
+            self.active = self.active + by if self.active + by > 0 else 0
+        else:
+            self.waiting = self.waiting + by if self.waiting + by > 0 else 0
         if doing is not None:
             self.doing[state] = doing
-        if self.state != before or by > 0:
+        self.state = ACTIVE if self.active else WAITING if self.waiting else IDLE
+        if by > 0 or self.state != before:
             self.begun = self.reached
 
 
@@ -55,25 +56,35 @@ class Activity:
     """Keeps the roles' states; from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._tracks: dict[str, _Track] = {}
         self._first: float | None = None
 
     def enter(self, role: str, doing: str, now: float, state: str = ACTIVE) -> None:
         """The role begins to do something, or, with WAITING, to wait for it."""
-        with self._lock:
+        with self.lock:
             track = self._tracks.get(role) or self._new(role, now)
             track.change(state, 1, now, doing)
 
     def leave(self, role: str, now: float, state: str = ACTIVE) -> None:
         """What the role did, or waited for, is over."""
-        with self._lock:
+        with self.lock:
             if (track := self._tracks.get(role)) is not None:
                 track.change(state, -1, now)
 
+    def new_stretch(self, now: float) -> None:
+        """A run begins: if nobody was at work until now, that was a pause, and nobody's idle time."""
+        with self.lock:
+            if self._first is not None and self._tracks and all(track.state == IDLE for track in self._tracks.values()):
+                pause = max(0.0, now - max(track.reached for track in self._tracks.values()))
+                self._first += pause
+                for track in self._tracks.values():
+                    track.reached += pause
+                    track.begun += pause
+
     def reset(self, now: float) -> None:
         """Count from zero again; roles that are at work now stay so, and those that are not are forgotten."""
-        with self._lock:
+        with self.lock:
             kept = {role: track for role, track in self._tracks.items() if track.state != IDLE}
             for track in kept.values():
                 track.seconds, track.reached, track.begun = dict.fromkeys(track.seconds, 0.0), now, now
@@ -82,9 +93,9 @@ class Activity:
     def snapshot(self, now: float) -> tuple[RoleActivity, ...]:
         """Every role that was seen: collectors by number, the learner, others, the evaluator. When nobody is at work, time
         stands still: idle seconds do not grow after a run."""
-        with self._lock:
+        with self.lock:
             first, tracks = self._first, self._tracks
-            if first is None:
+            if first is None or not tracks:
                 return ()
             if all(track.state == IDLE for track in tracks.values()):
                 now = max(track.reached for track in tracks.values())

@@ -25,7 +25,7 @@ from lzero_async.metrics_server import MetricsServer
 from lzero_async.parcels import Parcel
 from lzero_async.progress import Progress
 from lzero_async.records import Records
-from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, REPORT, TRACE, write_json
+from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, REPORT, TRACE, naming, write_json
 from lzero_async.summary import machine, versions, write_summary
 from lzero_async.types import Batch, EvalContext, EvalResult, RunResult, StopSignal
 from lzero_async.utilisation import QueueUse, Use, Utilisation, UtilisationSample, use_of
@@ -125,7 +125,7 @@ class Application(ABC):
     ) -> None:
         self.options, self.folder, self.backend, self._records = options, folder, backend, records
         self.progress = progress or make_progress(self._watching().plain)
-        self.queue = QueueUse()
+        self.queue = QueueUse(lambda: self.coordinator.queue_seconds())
         self.ended_by: str | None = None
         self.kept = KeptWarnings(("lzero_async", type(self).__module__.rpartition(".")[0]))
         self._started = time.monotonic()
@@ -167,6 +167,11 @@ class Application(ABC):
 
     def _own_scalars(self) -> dict[str, float]:
         """Scalars of the application's own that are recorded now and then, with those under async/."""
+        return {}
+
+    def _troubles(self) -> dict[str, int]:
+        """What was left out or went wrong, besides the coordinator's own counts; the report knows `bad_episodes`,
+        `env_timeouts`, `bad_batches` and `bad_updates`."""
         return {}
 
     @abstractmethod
@@ -213,7 +218,6 @@ class Application(ABC):
             self.summarise()
 
     def _train(self, batch: Batch) -> Any:
-        self.queue.look(self.coordinator.shell.gate)
         if not batch.replay:
             parcels = batch.data if isinstance(batch.data, list) else [batch.data]
             sizes = [parcel.nbytes for parcel in parcels if isinstance(parcel, Parcel)]
@@ -260,7 +264,7 @@ class Application(ABC):
             gone=gone,
             left=seconds_left(progressed.counts, gone),
             roles=self.coordinator.get_activity(),
-            statistics=self.coordinator.get_statistics(),
+            statistics={**self.coordinator.get_statistics(), **self._troubles()},
             warnings=self.kept.lines(SHOWN_WARNINGS),
         )
 
@@ -410,7 +414,7 @@ class Application(ABC):
             given_up=lambda: self._closing, on_restart=self._role_restarted,
         )  # fmt: skip
 
-    def _role_restarted(self) -> None:
+    def _role_restarted(self, error: Exception | None = None) -> None:
         self.coordinator.count_restart()
         self._locate()
 
@@ -418,7 +422,8 @@ class Application(ABC):
         """A train that could not be recorded was made and counted first; now the run ends with why."""
         if self._unwritten is not None:
             error, self._unwritten = self._unwritten, None
-            raise error
+            with naming(self.folder):
+                raise error
 
     def _save_whole(self, state: dict[str, Any], *more: Any) -> Path:
         """Have the learner write the last checkpoint: `state`, the coordinator's, the waiting batches and its own."""

@@ -15,10 +15,21 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from lzero_async.calls import CallStop, interrupted, listen, pack_error, stopped, unpack_error
+from lzero_async.calls import (
+    OWN_ENDS,
+    CallStop,
+    Line,
+    Patience,
+    Signal,
+    interrupted,
+    listen,
+    pack_error,
+    stopped,
+    unpack_error,
+)
 from lzero_async.clock import RealClock
-from lzero_async.config import one_of
-from lzero_async.errors import ConfigError, Stopped, WorkerDied
+from lzero_async.config import backoff, duration, one_of, time_limit, whole_number
+from lzero_async.errors import ConfigError, GateTimeout, LzeroAsyncError, Stopped, WorkerDied
 from lzero_async.parcels import Parcel
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
@@ -54,8 +65,10 @@ class Worker(Protocol):
     def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
         """Call a method of the role and return its result, or raise what it raised, with its traceback.
 
-        With `stop`, the method gets a keyword argument `stop` that is set when that one is, or by `cancel`. Raises
-        WorkerDied when the worker dies under the call, or does not answer within `timeout` seconds (which ends it).
+        With `stop`, the method gets a keyword argument `stop` that is set when that one is, or by `cancel`; a call that has
+        not reached the role by then, because another one runs or the role is still being made in a process of its own, raises
+        Stopped. Raises WorkerDied when the worker dies under the call, or does not answer within `timeout` seconds from now
+        (which ends it), and GateTimeout when another call runs for so long (which ends nothing).
         """
 
     def wait_until_ready(self, stop: StopSignal | None = None) -> None:
@@ -93,9 +106,9 @@ class Backend(Protocol):
     ) -> Worker:
         """A worker with the role that `factory` makes; returns at once, and errors of the factory come with the first call.
 
-        `on_event` gets what the role emits, in any thread. For a process, `environment` is added to its environment
-        variables, and what it prints goes to the file `output` instead of the terminal. `here` keeps the role on this
-        machine, because it writes files that belong here.
+        `on_event` gets what the role emits, in order, in any thread; it may call the worker. For a process,
+        `environment` is added to its environment variables, and what it prints goes to the file `output` instead of the
+        terminal. `here` keeps the role on this machine, because it writes files that belong here.
         """
 
     def close(self, timeout: float = 5.0) -> None:
@@ -115,6 +128,7 @@ def make_backend(
     of role: {"collector": {"CPU": 1}}.
     """
     one_of("backend", kind, BACKENDS)
+    duration("hang_timeout", hang_timeout)
     if kind == "process":
         from lzero_async.processes import ProcessBackend
 
@@ -134,16 +148,19 @@ def ask_again(
     max_restarts: int,
     restart_backoff: float,
     given_up: Callable[[], bool],
-    on_restart: Callable[[], None],
+    on_restart: Callable[[Exception], None],
 ) -> Any:
     """Call a role that keeps nothing from call to call, an evaluator say: one that fails is made anew after a pause
-    (`restart_backoff` seconds, doubling) and asked again, at most `max_restarts` times, unless the run was interrupted or
-    `given_up()`. `on_restart()` is called after each restart."""
+    (`restart_backoff` seconds, doubling up to 30) and asked again, at most `max_restarts` times, unless the run was
+    interrupted or `given_up()`. `on_restart(error)` is called after each restart."""
+    whole_number("max_restarts", max_restarts, 0)
+    duration("restart_backoff", restart_backoff)
     for attempt in range(max_restarts + 1):
         try:
+            worker.wait_until_ready(_Interruption(stop))  # what is due at a run's own end waits for the role, too
             return worker.call(method, *args, stop=stop)
         except Exception as error:
-            pause = restart_backoff * 2**attempt
+            pause = backoff(restart_backoff, attempt)
             if isinstance(error, (Stopped, ConfigError)) or attempt == max_restarts:
                 raise  # what cannot be used does not become usable
             # What is due at a run's own end is finished.
@@ -151,9 +168,28 @@ def ask_again(
                 raise stopped(stop) from error
             log.warning("the %s failed (%r); it is made anew after %.3g s and asked again", worker.name, error, pause)
             worker.restart()
-            worker.wait_until_ready(stop)
-            on_restart()
+            worker.wait_until_ready(_Interruption(stop))
+            on_restart(error)
     raise AssertionError
+
+
+class _Interruption:
+    """The stop of a run, but not for an end of its own."""
+
+    def __init__(self, stop: StopSignal) -> None:
+        self._stop = stop
+        if hasattr(stop, "listen"):
+            self.listen = self._listen
+
+    def is_set(self) -> bool:
+        return interrupted(self._stop)
+
+    def wait(self, seconds: float) -> bool:
+        self._stop.wait(seconds)
+        return self.is_set()
+
+    def _listen(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        return listen(self._stop, lambda reason: None if reason in OWN_ENDS else callback(reason))
 
 
 class InlineWorker:
@@ -164,7 +200,7 @@ class InlineWorker:
         self.host = ""
         self.restarts = 0
         self._factory, self._on_event = factory, on_event
-        self._calling = threading.RLock()
+        self._line = Line(name, nested=True)
         self._stop: CallStop | None = None
         self._home = _Home()
         self._dead = ""
@@ -178,26 +214,36 @@ class InlineWorker:
         return not self._dead
 
     def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
-        with self._calling:
+        patience = Patience(stop, time_limit("timeout", timeout))
+        with self._line.turn(patience):
             self._raise_if_dead()
-            signal = self._stop = CallStop()
-            unlisten = listen(stop, signal.set)
+            signal, before = CallStop(), self._stop
+            self._stop = signal
             try:
-                return self._execute(method, args, stop, signal, timeout)
+                return self._execute(method, _settled(args), patience, signal)
             except Stopped as error:
                 if error.origin is signal:
                     error.origin = stop
                 raise
             finally:
-                unlisten()
-                self._stop = None
+                self._stop = before
 
-    def _execute(self, method: str, args: Any, stop: StopSignal | None, signal: CallStop, timeout: float | None) -> Any:
-        return self._invoke(self._home, method, args, {} if stop is None else {"stop": signal})
+    def _execute(self, method: str, args: Any, patience: Patience, signal: CallStop) -> Any:
+        unlisten = listen(patience.stop, signal.set)
+        try:
+            return self._invoke(self._home, method, args, {} if patience.stop is None else {"stop": signal})
+        finally:
+            unlisten()
 
     def _invoke(self, home: _Home, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if home.role is None:
-            home.role = self._factory(self._emit)
+            if home.making:
+                raise LzeroAsyncError(f"{self.name} is called by its own factory; its role is still being made.")
+            home.making = True
+            try:
+                home.role = self._factory(self._emit)
+            finally:
+                home.making = False
         return _settled(getattr(home.role, method)(*args, **options))
 
     def _emit(self, event: Any) -> None:
@@ -222,16 +268,20 @@ class InlineWorker:
         self._dead = ""
 
     def close(self, timeout: float = 5.0) -> None:
+        patience = Patience(None, duration("timeout", timeout, zero=True))
         self._dead = self._dead or "is closed"  # first, so that no call that waits in line begins
         self.cancel("the worker was closed")
-        if self._calling.acquire(timeout=max(0.0, timeout)):  # else a call goes on inside: nothing can be closed safely
-            try:
+        reached = False
+        try:
+            with self._line.turn(patience):
+                reached = True
                 home, self._home = self._home, _Home()
                 close = getattr(home.role, "close", None)
                 if close is not None:
                     close()
-            finally:
-                self._calling.release()
+        except GateTimeout:
+            if reached:
+                raise  # of the role; else a call goes on inside, and nothing can be closed safely
 
     def _raise_if_dead(self) -> None:
         if self._dead:
@@ -243,6 +293,7 @@ class _Home:
     an old role never answers for the next."""
 
     role: Any = None
+    making = False
 
 
 def _settled(value: Any) -> Any:
@@ -284,6 +335,7 @@ class InlineBackend:
         return InlineWorker(name, factory, on_event)
 
     def close(self, timeout: float = 5.0) -> None:
+        duration("timeout", timeout, zero=True)
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.cancel("the worker was closed")
@@ -300,15 +352,23 @@ class ThreadWorker(InlineWorker):
         self._threads = threads
         self._life: _Life | None = None
 
-    def _execute(self, method: str, args: Any, stop: StopSignal | None, signal: CallStop, timeout: float | None) -> Any:
-        if self._life is None:
-            self._life = _Life()
-            self._threads.start(self.name, lambda life=self._life: self._serve(life))  # type: ignore[misc]
+    def call(self, method: str, *args: Any, stop: StopSignal | None = None, timeout: float | None = None) -> Any:
         life = self._life
-        job = life.job = _Job(self._home, method, args, {} if stop is None else {"stop": signal})
+        if life is None or life.thread != threading.get_ident():
+            return super().call(method, *args, stop=stop, timeout=timeout)
+        # The role itself, or whoever it tells something: nobody else can serve it now.
+        return InlineWorker._execute(self, method, args, Patience(stop, None), CallStop())
+
+    def _execute(self, method: str, args: Any, patience: Patience, signal: CallStop) -> Any:
+        if self._life is None:
+            life = _Life()
+            self._threads.start(self.name, lambda: self._serve(life))
+            self._life = life
+        life = self._life
+        job = life.job = _Job(self._home, method, args, {} if patience.stop is None else {"stop": signal})
         life.jobs.put(job)
-        if not job.done.wait(timeout):
-            self._dead = f"did not answer {method} within {timeout:g} s"
+        if not patience.watch(job.done, signal.set):
+            self._dead = f"did not answer {method} within {patience.timeout:g} s"
             self.kill()
         life.job = None
         if job.error is not None:
@@ -316,6 +376,7 @@ class ThreadWorker(InlineWorker):
         return job.result
 
     def _serve(self, life: _Life) -> None:
+        life.thread = threading.get_ident()
         while (job := life.jobs.get()) is not None:
             try:
                 job.result = self._invoke(job.home, job.method, job.args, job.options)
@@ -329,6 +390,7 @@ class ThreadWorker(InlineWorker):
         self._end_life()
 
     def close(self, timeout: float = 5.0) -> None:
+        duration("timeout", timeout, zero=True)
         try:
             super().close(timeout)
         finally:
@@ -350,7 +412,7 @@ class _Job:
         self.home, self.method, self.args, self.options = home, method, args, options
         self.result: Any = None
         self.error: Exception | None = None
-        self.done = threading.Event()
+        self.done = Signal()
 
 
 class _Life:
@@ -359,6 +421,7 @@ class _Life:
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.job: _Job | None = None
+        self.thread = 0
 
 
 class ThreadBackend(InlineBackend):
@@ -374,7 +437,7 @@ class ThreadBackend(InlineBackend):
         return ThreadWorker(name, factory, on_event, self._threads)
 
     def close(self, timeout: float = 5.0) -> None:
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + duration("timeout", timeout, zero=True)
         try:
             super().close(timeout)
         finally:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from lzero_async.errors import RemoteError, Stopped
+from lzero_async.errors import GateTimeout, RemoteError, Stopped
 from lzero_async.types import StopSignal
 
 
@@ -85,6 +88,98 @@ def listen(stop: StopSignal | None, callback: Callable[[str], None]) -> Callable
 
 def _nothing() -> None:
     return None
+
+
+_LOOK: Final = 0.05  # seconds between two looks at a stop that cannot be listened to
+
+
+class Patience:
+    """How long one call may wait, all its waits together: `timeout` seconds from now (None: for ever), while `stop` is not
+    set."""
+
+    def __init__(self, stop: StopSignal | None, timeout: float | None) -> None:
+        self.stop, self.timeout = stop, timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def left(self, most: float | None = None) -> float | None:
+        """Seconds that are left, at most `most`; None for ever."""
+        left = most if self._end is None else max(0.0, self._end - time.monotonic())
+        return left if left is None or most is None else min(left, most)
+
+    def wait_for(self, signal: Signal) -> bool:
+        """Wait for it; return whether it happened in time. Raises Stopped if the stop is set first."""
+        woken = Signal()
+        if not self.watch(signal, woken.set, woken):
+            return False
+        if not signal.is_set():
+            assert self.stop is not None
+            raise stopped(self.stop)
+        return True
+
+    def watch(self, signal: Signal, told: Callable[[str], None], other: Signal | None = None) -> bool:
+        """Wait for the signal, or the other one; return whether it happened in time. When the stop is set, `told(reason)` is
+        called, in any thread."""
+        stop, woken = self.stop, threading.Event()
+        look = stop is not None and not hasattr(stop, "listen")
+        ends = [one.listen(lambda reason: woken.set()) for one in (signal, other) if one is not None]
+        try:
+            if not look:
+                ends.append(listen(stop, told))
+            while True:
+                if look and stop is not None and stop.is_set():
+                    look = False
+                    told(str(getattr(stop, "stop_reason", "")))
+                if woken.wait(self.left(_LOOK if look else None)):
+                    return True
+                if self.left() == 0:
+                    return woken.is_set()
+        finally:
+            for end in ends:
+                end()
+
+
+class _Turn(Signal):
+    """A place in a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+
+class Line:
+    """Callers one after the other, in the order in which they came. `nested` lets a thread whose turn it is call again."""
+
+    def __init__(self, who: str, *, nested: bool = False) -> None:
+        self._who, self._nested = who, nested
+        self._lock = threading.Lock()
+        self._turns: deque[_Turn] = deque()
+
+    @contextmanager
+    def turn(self, patience: Patience) -> Iterator[None]:
+        """Wait for one's turn, and have it. Raises GateTimeout when the time is over first, Stopped when the stop is set."""
+        mine = _Turn()
+        try:
+            with self._lock:
+                within = any(one.thread == mine.thread for one in self._turns)
+                if not within:
+                    self._turns.append(mine)
+                first = within or self._turns[0] is mine
+            if within and not self._nested:
+                raise GateTimeout(
+                    f"{self._who} is called within a call of it in the same thread, which would never end."
+                )
+            if not first and not patience.wait_for(mine):
+                raise GateTimeout(
+                    f"Waited {patience.timeout:.3g} s in vain for {self._who}: another call of it still runs."
+                )
+            yield
+        finally:  # whatever happened, and also if nothing did
+            with self._lock:
+                if mine in self._turns:
+                    self._turns.remove(mine)
+                following = self._turns[0] if self._turns else None
+            if following is not None:
+                following.set()
 
 
 class PackedError(NamedTuple):

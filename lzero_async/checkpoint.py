@@ -1,7 +1,8 @@
 """Checkpoints: one safetensors file each, written beside its place and moved there, so that a torn one never counts.
 
-Tensors and arrays go into the file as they are; everything else is JSON in its header. Loading runs no code from the
-file. Each application has a `CheckpointKind`, and reads no file of another one.
+Tensors and arrays go into the file as they are, under the names of their places; everything else is JSON beside them. Every
+part has a checksum. Loading runs no code from the file. Each application has a `CheckpointKind`, and reads no file of another
+one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lzero_async.errors import ConfigError
+from lzero_async.packing import BODY, pack, unpack
+from lzero_async.tensor_file import Damaged, TensorFile, write
 
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
+LAYOUT: Final = 2  # of every application's files: how a state becomes one
 
 
 class CheckpointKind(NamedTuple):
@@ -28,21 +29,24 @@ class CheckpointKind(NamedTuple):
     version: int
     title: str
 
+    @property
+    def written(self) -> str:
+        """The version in the header: that of the layout and the application's own."""
+        return f"{LAYOUT}.{self.version}"
+
 
 def save(path: Path, state: Mapping[str, Any], kind: CheckpointKind) -> None:
-    """Write `state` (nested dicts, lists, tuples, numbers, text, arrays, tensors) atomically and durably.
+    """Write `state` (nested dicts, lists, tuples, sets, numbers, text, bytes, arrays, tensors) atomically and durably.
 
-    Raises ConfigError, and leaves an older file at `path` untouched, when the disk refuses.
+    Raises ConfigError, and leaves an older file at `path` untouched, when the disk refuses or the state holds something else.
     """
-    from safetensors.torch import save_file
-
-    tensors: dict[str, torch.Tensor] = {}
-    body = json.dumps(_pack(state, "", tensors))
+    entries = pack(dict(state))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata={"format": kind.format, "version": str(kind.version), "body": body})
-        with temporary.open("rb") as file:
+        with temporary.open("wb") as file:
+            write(file, entries, {"format": kind.format, "version": kind.written})
+            file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
@@ -50,7 +54,7 @@ def save(path: Path, state: Mapping[str, Any], kind: CheckpointKind) -> None:
             stale.unlink(missing_ok=True)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
+        if isinstance(error, OSError):
             raise ConfigError(
                 f"The {kind.title} checkpoint {path} cannot be written ({error}); free some space or choose another "
                 "--exp_name. The checkpoint written before it is still there."
@@ -97,41 +101,43 @@ def _sync_folder(folder: Path) -> None:
 
 
 def load(path: Path, kind: CheckpointKind, *, arrays: bool = True) -> dict[str, Any]:
-    """Read what `save` wrote; a missing, torn or foreign file raises ConfigError with one sentence.
+    """Read what `save` wrote, and check every byte that is read; a missing, damaged or foreign file raises ConfigError with one
+    sentence.
 
     Without `arrays`, None stands for every array and tensor.
     """
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise ConfigError(
             f"There is no {kind.title} checkpoint at {path}; give --resume a checkpoint file or a run's folder."
         )
     try:
-        with safe_open(path, framework="pt" if arrays else "numpy") as file:
-            header = file.metadata() or {}
-            _check_header(path, header, kind)
-            names = list(file.keys())
-            tensors = {name: file.get_tensor(name) if arrays else None for name in names}
-        state = _unpack(json.loads(header["body"]), tensors)
-        if not isinstance(state, dict):
-            raise TypeError("not a dictionary")
-    except ConfigError:
+        file = TensorFile(path)
+        if file.has_checksums:
+            file.check_header()
+        _check_header(path, file.metadata, kind)
+        return unpack(bytes(file.read(BODY)), file.read if arrays else None)
+    except _Foreign:
         raise
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"The {kind.title} checkpoint {path} {error}.") from error
+    except (Damaged, OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        where = error if isinstance(error, (Damaged, OSError)) else "its content cannot be read"
         raise ConfigError(
-            f"The {kind.title} checkpoint {path} is damaged or not one at all; resume from another one."
+            f"The {kind.title} checkpoint {path} is damaged or not one at all ({where}); resume from another one."
         ) from error
-    return state
+
+
+class _Foreign(ConfigError):
+    """A file that is whole and cannot be used here."""
 
 
 def _check_header(path: Path, header: Mapping[str, str], kind: CheckpointKind) -> None:
     if header.get("format") != kind.format:
-        raise ConfigError(f"{path} is not a checkpoint of {kind.title}; give --resume one that a run has written.")
-    if header.get("version") != str(kind.version):
-        raise ConfigError(
+        raise _Foreign(f"{path} is not a checkpoint of {kind.title}; give --resume one that a run has written.")
+    if header.get("version") != kind.written:
+        raise _Foreign(
             f"{path} was written in {kind.title}'s checkpoint format {header.get('version')}, and this version reads "
-            f"{kind.version}; resume it with the version that wrote it."
+            f"{kind.written}; resume it with the version that wrote it."
         )
 
 
@@ -154,59 +160,6 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     import torch
 
     numpy = state["numpy"]
-    keys = np.asarray(numpy["keys"]).astype(np.uint32)
-    np.random.set_state((numpy["kind"], keys, int(numpy["position"]), int(numpy["has_gauss"]), float(numpy["gauss"])))
-    torch.set_rng_state(torch.as_tensor(state["torch"], dtype=torch.uint8))
-    version, inner, gauss = state["python"]
-    random.setstate((version, tuple(inner), gauss))
-
-
-def _pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """JSON for `value`, with its tensors taken out into `tensors`."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, (np.ndarray, torch.Tensor)):
-        tensor = value.detach().cpu() if isinstance(value, torch.Tensor) else torch.from_numpy(_plain(value))
-        tensors[name] = tensor.clone().contiguous()  # the file format refuses tensors that share memory
-        return {"$array" if isinstance(value, np.ndarray) else "$tensor": name}
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _pack(item, f"{name}/{key}", tensors) for key, item in value.items()}
-        return {
-            "$items": [[_pack(key, name, {}), _pack(item, f"{name}/{key}", tensors)] for key, item in value.items()]
-        }
-    if isinstance(value, tuple):
-        return {"$tuple": [_pack(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]}
-    if isinstance(value, list):
-        return [_pack(item, f"{name}/{index}", tensors) for index, item in enumerate(value)]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"a checkpoint cannot hold {type(value).__name__} (at {name or 'the top'})")
-
-
-def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    if array.dtype == np.uint32:
-        return array.astype(np.int64)
-    return np.array(array, order="C")  # a copy: torch warns of arrays that cannot be written to
-
-
-def _unpack(value: Any, tensors: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_unpack(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"$array"}:
-        found = tensors[value["$array"]]
-        return None if found is None else found.numpy()
-    if set(value) == {"$tensor"}:
-        return tensors[value["$tensor"]]
-    if set(value) == {"$tuple"}:
-        return tuple(_unpack(item, tensors) for item in value["$tuple"])
-    if set(value) == {"$items"}:
-        return {_unpack(key, tensors): _unpack(item, tensors) for key, item in value["$items"]}
-    return {key: _unpack(item, tensors) for key, item in value.items()}
+    np.random.set_state((numpy["kind"], numpy["keys"], numpy["position"], numpy["has_gauss"], numpy["gauss"]))
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])

@@ -25,8 +25,9 @@ class LockWaiter:
         return self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
     def wake(self) -> None:
-        """Wake the thread that waits, or will wait, here. At most once."""
-        self._lock.release()
+        """Wake the thread that waits, or will wait, here. Once is enough, and more does no harm."""
+        if self._lock.locked():
+            self._lock.release()
 
 
 class RealClock:
@@ -45,6 +46,9 @@ class RealClock:
 
     def thread_started(self, token: Any) -> None:
         """Nothing to do."""
+
+    def thread_not_started(self, token: Any) -> None:
+        """Nothing to take back."""
 
     def thread_ended(self) -> None:
         """Nothing to do."""

@@ -12,6 +12,8 @@ from lzero_async.errors import ConfigError
 
 AUTO_DEGREE = -1
 HIGH_DEGREE = 50
+LONGEST = 2_000_000.0  # seconds (23 days): within it no wait of the system overflows
+MAX_BACKOFF = 30.0  # seconds
 
 
 def whole_number(name: str, value: Any, low: int, remedy: str = "") -> int:
@@ -26,6 +28,31 @@ def positive_number(name: str, value: Any, remedy: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
         raise ConfigError(f"{name} is {value!r}; it must be a number above 0.{_spaced(remedy)}")
     return float(value)
+
+
+def duration(name: str, value: Any, *, zero: bool = False) -> float:
+    """Seconds as a float above 0 (or 0, if `zero`) and at most LONGEST, or a ConfigError."""
+    number = not isinstance(value, bool) and isinstance(value, numbers.Real)
+    if not number or not (0 < value <= LONGEST or (zero and value == 0)):  # compared as it is: huge ones have no float
+        least = "from 0" if zero else "above 0"
+        raise ConfigError(f"{name} is {_short(value)}; it must be a number of seconds {least} to {LONGEST:.0f}.")
+    return float(value)
+
+
+def time_limit(name: str, value: Any, *, zero: bool = True) -> float | None:
+    """The same, or None for no limit."""
+    if value is None:
+        return None
+    try:
+        return duration(name, value, zero=zero)
+    except ConfigError as error:
+        raise ConfigError(f"{str(error)[:-1]}, or None for no limit.") from None
+
+
+def backoff(first: float, failures: int) -> float:
+    """Seconds to wait after so many failures before this one: `first`, doubling up to MAX_BACKOFF (or `first`, if that is
+    more). Any count will do."""
+    return min(max(MAX_BACKOFF, first), first * 2.0 ** min(failures, 64))
 
 
 def real_number(name: str, value: Any) -> float:
@@ -100,6 +127,15 @@ def _warn_about_degree(degree: int, buffer_size: int, batch_size: int) -> None:
             f"{buffer_size}: waiting data can be evicted before it is trained. Lower the degree or enlarge the buffer.",
             stacklevel=4,
         )
+
+
+def _short(value: Any) -> str:
+    """What was given, in at most a few words: a number may have thousands of digits."""
+    try:
+        said = repr(value)
+    except Exception:  # Python refuses to write the longest numbers
+        said = f"a {type(value).__name__}"
+    return said if len(said) <= 60 else f"{said[:57]}..."
 
 
 def _spaced(remedy: str) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import logging
 import os
-import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,22 +19,24 @@ from lzero_async.clock import RealClock
 from lzero_async.config import (
     HIGH_DEGREE,
     auto_degree,
+    duration,
     one_of,
-    positive_number,
     resolve_degree,
+    time_limit,
     warn_about_collectors,
     whole_number,
 )
 from lzero_async.errors import ConfigError, CoordinatorClosed, GateTimeout, LzeroAsyncError, Stopped
-from lzero_async.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, Job
+from lzero_async.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
 from lzero_async.gate import Gate, Policy
 from lzero_async.resume import STATE_FORMAT, read_state
-from lzero_async.shell import GateShell
+from lzero_async.shell import GateShell, Holder
 from lzero_async.stages import (
     CollectStage,
     EvalStage,
     FutureWaiter,
     Stage,
+    StageParts,
     TrainStage,
     is_coroutine_function,
     run_awaitable,
@@ -112,13 +113,16 @@ class AsyncTrainingCoordinator:
         one_of("eval_overlap", eval_overlap, EVAL_OVERLAPS)
         self.on_failure = one_of("on_failure", on_failure, ON_FAILURE)
         self.max_restarts = whole_number("max_restarts", max_restarts, 0)
-        self.restart_backoff = positive_number("restart_backoff", restart_backoff)
+        self.restart_backoff = duration("restart_backoff", restart_backoff)
         self._train_retries = whole_number("train_retries", train_retries, 0)
         if train_retries and learner is None:
             raise ConfigError(
                 f"train_retries is {train_retries}, but without learner= there is no state to go back to; "
                 "pass an object with state_dict() and load_state_dict(), or set train_retries to 0."
             )
+        for name, callback in (("get_weights", get_weights), ("priority", priority)):
+            if callback is not None and is_coroutine_function(callback):
+                raise ConfigError(f"{name} is a coroutine function, which nobody would await; pass a plain function.")
         degree, how = resolve_degree(off_policy_degree, buffer_size, batch_size)
         default_high = max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
         gate = Gate(
@@ -135,7 +139,6 @@ class AsyncTrainingCoordinator:
                 f"queue_order is {queue_order!r} and priority is {priority!r}; a queue in order of priority needs "
                 "priority=, a function of a collect's data, and no other does."
             )
-        self._priority = priority
         self._adaptive = adaptive_degree(adaptive, gate, min_degree, max_degree, drift_threshold, default_high)
         if queue_capacity is None:
             warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
@@ -151,8 +154,22 @@ class AsyncTrainingCoordinator:
         self.evaluator = BackgroundEvaluator(self.shell, eval_overlap, self._trace)
         self._changes: deque[DegreeChange] = deque(maxlen=_KEPT_CHANGES)
         self.threads = ThreadGroup(self.clock, "lzero")
-        self._running = threading.Lock()
+        self._run: EvalOwner | None = None
         self._left_behind = False
+        self._parts = StageParts(
+            self.shell,
+            self.weights,
+            priority=priority,
+            publish=self.publish,
+            get_weights=get_weights,
+            after=self._after_train,
+            retries=self._train_retries,
+            learner=learner,
+        )
+        self._parts.trace = self._trace
+        self.shell.locks += (self.weights.writing, self.threads.lock, *self.evaluator.locks)
+        if self._trace is not None:
+            self.shell.locks.append(self._trace.lock)
         if get_weights is not None:
             self.weights.publish(get_weights(), 0)
 
@@ -181,7 +198,9 @@ class AsyncTrainingCoordinator:
     @property
     def collect_train_lag(self) -> int:
         """Batches that wait for their train, the one being trained included."""
-        return len(self.shell.gate.waiting)
+        gate = self.shell.gate
+        lag = len(gate.waiting)  # a full queue holds one more for the moment in which it drops one
+        return lag if gate.capacity is None else min(lag, gate.capacity + 1)
 
     @property
     def off_policy_degree(self) -> int:
@@ -209,7 +228,7 @@ class AsyncTrainingCoordinator:
             self._trace.locate(role, pid)
 
     @contextmanager
-    def working(self, role: str, name: str, **details: Any) -> Iterator[dict[str, Any]]:
+    def working(self, role: str, name: str, /, **details: Any) -> Iterator[dict[str, Any]]:
         """Show what the block does as work of a role of the application's own, in the trace and among the activities. The
         details are shown too, and the block may add some."""
         start = self.clock.now()
@@ -226,7 +245,8 @@ class AsyncTrainingCoordinator:
         """Write a trace from now on; for whoever could not say where when the coordinator was made."""
         if self._trace is not None:
             raise ConfigError(f"A trace is written to {self._trace.path} already; leave one of the two out.")
-        self._trace = self.evaluator.trace = TraceWriter(path)
+        self._trace = self.evaluator.trace = self._parts.trace = TraceWriter(path)
+        self.shell.locks.append(self._trace.lock)
 
     def set_queue_capacity(self, capacity: int) -> None:
         """Change the length of a queue that has one; a shorter one drops what it has no room for."""
@@ -251,8 +271,9 @@ class AsyncTrainingCoordinator:
         With `with_context`, `fn` gets a CollectContext. `timeout` (seconds) bounds each wait; a batch whose commit
         timed out stays in line. A coroutine function makes this return an awaitable.
         """
-        stage = CollectStage(self.shell, self.weights, self._trace, worker, self._priority)
-        return self._run(stage, fn, with_context, timeout)
+        if timeout is not None:
+            time_limit("timeout", timeout)
+        return self.pass_through(CollectStage(self._parts, None, worker), fn, with_context, timeout)
 
     def run_train(self, fn: Callable[..., Any], *, with_batch: bool = False, timeout: float | None = None) -> Any:
         """Wait for a batch and run `fn`, with the Batch if `with_batch`; return its result.
@@ -260,50 +281,54 @@ class AsyncTrainingCoordinator:
         If `fn` raises, the batch stays first in line. If it returns a number or a TrainReport, an adaptive degree takes
         that as its drift signal.
         """
-        self._raise_background_failure()
-        stage = TrainStage(
-            self.shell,
-            self.weights,
-            self._trace,
-            self._get_weights,
-            self._after_train,
-            self._train_retries,
-            self._learner,
-        )
-        return self._run(stage, fn, with_batch, timeout)
+        if timeout is not None:
+            time_limit("timeout", timeout)
+        if self.evaluator.failed:
+            self.evaluator.last()
+        return self.pass_through(TrainStage(self._parts, None), fn, with_batch, timeout)
 
     def run_eval(self, fn: Callable[..., Any], *, with_context: bool = False, timeout: float | None = None) -> Any:
         """Evaluate: in the learner's turn, returning `fn`'s result; or, with `enable_async_eval`, in the background,
         returning None at once (see `poll_eval` and `wait_for_eval`)."""
+        time_limit("timeout", timeout)
         self._raise_background_failure()
         if not self.enable_async_eval:
-            return self._run(EvalStage(self.shell, self.weights, self._trace), fn, with_context, timeout)
+            return self.pass_through(EvalStage(self._parts, None), fn, with_context, timeout)
         if is_coroutine_function(fn):
             return self._submit_from_loop(fn, with_context, timeout)
         return self.start_background_eval(fn, with_context=with_context, timeout=timeout)
 
     def start_background_eval(
-        self, fn: Callable[..., Any], *, with_context: bool, timeout: float | None = None
+        self,
+        fn: Callable[..., Any],
+        *,
+        with_context: bool,
+        timeout: float | None = None,
+        run: EvalOwner | None = None,
     ) -> None:
-        """Evaluate in the background whatever `enable_async_eval` says; a coroutine function gets a loop of its own."""
-        job = Job(fn, with_context, self._eval_context(), None)
+        """Evaluate in the background whatever `enable_async_eval` says; a coroutine function gets a loop of its own. `run`
+        gets the result instead of `poll_eval`."""
+        time_limit("timeout", timeout)
+        job = Job(fn, with_context, self._eval_context(), None, run)
         while (waiter := self.evaluator.submit(job, self.clock.waiter)) is not None:
             if not waiter.wait(timeout):
                 raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
 
     def publish(self) -> None:
-        """Publish the learner's weights if they are newer than the published ones; call it while no train runs.
-
-        Done after every due train; needed by hand only after `get_weights` has raised there.
-        """
-        with self.shell.lock:
-            version, owed = self.shell.gate.version, self.shell.gate.publish_due and self.shell.gate.running is None
-        if owed:
-            if self._get_weights is not None:
+        """Publish the learner's weights if that is overdue, since `get_weights` has raised after a train. The next collect and
+        the next run do so, too."""
+        holder = Holder()
+        try:
+            version = self.shell.request_publication(holder)
+            if version is None:
+                return
+            latest = self.weights.latest()
+            if self._get_weights is not None and (latest is None or latest.version < version):
                 self.weights.publish(self._get_weights(), version)
-            with self.shell.lock:
-                self.shell.gate.published = version
-            self.shell.settle()
+            self.shell.finish_publication()
+        except BaseException:
+            self.shell.let_go(holder)
+            raise
 
     def poll_eval(self) -> EvalResult | None:
         """The newest finished background evaluation, or None; raises the exception of one that failed, once."""
@@ -311,7 +336,7 @@ class AsyncTrainingCoordinator:
 
     def wait_for_eval(self, timeout: float | None = None) -> EvalResult | None:
         """Wait until no background evaluation runs or is queued; return as `poll_eval` does."""
-        return self.evaluator.wait(timeout)
+        return self.evaluator.wait(time_limit("timeout", timeout))
 
     def run(
         self,
@@ -332,6 +357,11 @@ class AsyncTrainingCoordinator:
         with self.shell.lock:
             found = self.shell.recorder.snapshot(self.shell.gate)
         return {**found, "async_eval": self.enable_async_eval, "evals_skipped": self.evaluator.skipped}
+
+    def queue_seconds(self) -> tuple[float, float]:
+        """The seconds that batches have waited for a train, and the most that they could have; see `queue_fill`."""
+        with self.shell.lock:
+            return self.shell.recorder.queue_seconds()
 
     def get_activity(self) -> tuple[RoleActivity, ...]:
         """What each role does now, and its seconds of work, of waiting for the gate and of neither; cheap, from any thread."""
@@ -405,6 +435,7 @@ class AsyncTrainingCoordinator:
         Raises the exception of a background evaluation that nobody asked about. A function that does not return in time
         cannot be ended from outside; it is named in a warning.
         """
+        duration("timeout", timeout, zero=True)
         self.shell.stop(CoordinatorClosed("The coordinator is closed."), patient=False)
         self.threads.nudge()
         deadline = self.clock.now() + timeout
@@ -431,32 +462,57 @@ class AsyncTrainingCoordinator:
                 raise
             log.error("while closing after %r: %r", error, late, exc_info=late)
 
-    @contextmanager
-    def exclusive_run(self) -> Iterator[None]:
-        """Holds the coordinator for one run; refuses a second one, and one while roles of an earlier run are left."""
-        if not self._running.acquire(blocking=False):
-            raise LzeroAsyncError("This coordinator is in a run already; use another one, or wait until it has ended.")
-        try:
-            self.shell.raise_if_closed()
-            if left := self.threads.join(LEFT_BEHIND_PATIENCE):
+    def begin_run(self, run: EvalOwner) -> None:
+        """Take the coordinator for one run; refuses a second one, and one while roles of an earlier run are left."""
+        self.shell.raise_if_closed()
+        left = self.threads.join(LEFT_BEHIND_PATIENCE) if self._run is None else []
+        if left:
+            raise LzeroAsyncError(
+                f"Roles of an earlier run are still inside their functions ({', '.join(left)}); close() the "
+                "coordinator, or let long functions look at context.stop."
+            )
+        with self.shell.lock:
+            if self._run is not None:
                 raise LzeroAsyncError(
-                    f"Roles of an earlier run are still inside their functions ({', '.join(left)}); close() the "
-                    "coordinator, or let long functions look at context.stop."
+                    "This coordinator is in a run already; use another one, or wait until it has ended."
                 )
-            if self._left_behind:
-                self.shell.restart()
-            self._left_behind = True
-            yield
-            self._left_behind = bool(self.threads.alive())
-        finally:
-            self._running.release()
+            self._run = run
+        if self._left_behind:
+            self.shell.restart()
+            self._left_behind = False
 
-    # -- helpers -------------------------------------------------------------------------------------------------------
+    def is_run_by(self, run: EvalOwner) -> bool:
+        """Whether this run has the coordinator."""
+        return self._run is run
 
-    def _run(self, stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
+    def end_run(self) -> None:
+        """Give the coordinator back; a stop stays in force until the last role has ended."""
+        self._left_behind = bool(self.threads.alive())
+        if not self._left_behind:
+            self.shell.restart()
+        self._run = None
+
+    # -- passing through the gate --------------------------------------------------------------------------------------
+
+    def collect_stage(self, worker: int, run: object) -> CollectStage:
+        """One collect, of a role of `run`."""
+        return CollectStage(self._parts, run, worker)
+
+    def train_stage(self, run: object) -> TrainStage:
+        """One train."""
+        return TrainStage(self._parts, run)
+
+    def eval_stage(self, run: object) -> EvalStage:
+        """One evaluation in the learner's turn."""
+        return EvalStage(self._parts, run)
+
+    def pass_through(self, stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
+        """Run `fn` as this stage; if it is a coroutine function, return an awaitable."""
         if is_coroutine_function(fn):
             return run_awaitable(stage, fn, with_context, timeout)
         return run_blocking(stage, fn, with_context, timeout)
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     async def _submit_from_loop(self, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()

@@ -7,12 +7,27 @@ LzeroAsyncError
 │   └── CoordinatorClosed              the same, after ``close()``
 ├── WorkerError                        something about a worker of a backend
 │   ├── WorkerDied                     its process ended, hung or was closed under this call
+│   │   └── WorkerStuck                it ended itself, because what it watched took too long
 │   └── RemoteError                    its role raised what cannot be brought here; the text of that
+├── BadData                            data that must not be trained
+├── StepOverdue                        a watched call took too long and was interrupted
 ├── QueueClosed                        a queue was closed under this call
 └── Deadlock                           (testing) every thread waits and no timer is left
 """
 
 from __future__ import annotations
+
+import errno
+from typing import Final
+
+TOO_MANY_FILES: Final = (
+    "no more files can be open; raise the limit (ulimit -n), or keep fewer parcels and workers at once."
+)
+
+
+def out_of_files(error: OSError) -> bool:
+    """Whether it says that no more files can be open, in this process or in the system."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class LzeroAsyncError(Exception):
@@ -47,8 +62,22 @@ class WorkerDied(WorkerError):
     """The worker ended, hung or was closed under this call; says how. `restart()` gives a new one."""
 
 
+class WorkerStuck(WorkerDied):
+    """The worker ended itself, because a call that it watched (a step of an environment) did not return in time."""
+
+
 class RemoteError(WorkerError):
     """A role raised an exception that cannot be brought to the caller; says what it was."""
+
+
+class BadData(LzeroAsyncError):
+    """Data that must not be trained. Says what is wrong, where, and the value; `kind` is "not finite", "shape" or "type"."""
+
+    kind: str = ""
+
+
+class StepOverdue(LzeroAsyncError):
+    """A call that `StepWatch` watches took too long; this is raised out of it in the main thread."""
 
 
 class QueueClosed(LzeroAsyncError):

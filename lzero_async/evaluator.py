@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from lzero_async.errors import GateTimeout, Stopped
 from lzero_async.shell import GateShell, MakeWaiter
@@ -16,58 +16,81 @@ from lzero_async.trace import EVALUATOR, TraceWriter
 from lzero_async.types import EvalContext, EvalResult, Waiter
 
 EVAL_OVERLAPS: Final = ("skip", "latest", "wait")
+log = logging.getLogger("lzero_async")
+
+
+class EvalOwner(Protocol):
+    """The run that an evaluation belongs to."""
+
+    over: bool
+
+    def eval_ended(self, result: EvalResult | None, error: BaseException | None) -> None:
+        """Called with every end, in the evaluator's thread; responsible for the exception."""
 
 
 class Job(NamedTuple):
-    """An evaluation to run: `fn(context)` or `fn()`, on `loop` if it is a coroutine of a caller's event loop."""
+    """An evaluation to run: `fn(context)` or `fn()`, on `loop` if it is a coroutine of a caller's event loop. `run` gets its
+    end, unless it is over by then; without one it is kept until somebody asks."""
 
     fn: Callable[..., Any]
     with_context: bool
     context: EvalContext
     loop: asyncio.AbstractEventLoop | None
+    run: EvalOwner | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still wants to know how it ends."""
+        return self.run is None or not self.run.over
 
 
 class BackgroundEvaluator:
-    """Runs evaluations in a thread of its own and keeps the last result, or the exception, until somebody asks."""
+    """Runs evaluations in a thread of its own, one at a time, and keeps the last result, or the exception, until somebody
+    asks."""
 
     def __init__(self, shell: GateShell, overlap: str, trace: TraceWriter | None) -> None:
         self._shell = shell
         self._overlap = overlap
         self.trace = trace
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._threads = ThreadGroup(shell.clock, "lzero-evaluator")
+        self.locks = (self._lock, self._threads.lock)
         self._runner = LoopRunner()
         self._future: Future[Any] | None = None
         self._closing = False
-        self._busy = False
+        self._working = False  # a thread takes what is queued
+        self._current: Job | None = None
         self._queued: Job | None = None
         self._waiters: list[Waiter] = []
         self._last: EvalResult | None = None
         self._error: BaseException | None = None
         self._started = 0
         self.skipped = 0
-        self.listener: Callable[[EvalResult | None, BaseException | None], None] | None = None
-        """Told of every end, in the evaluator's thread; takes over the responsibility for exceptions."""
 
     def submit(self, job: Job, make_waiter: MakeWaiter) -> Waiter | None:
         """Start the evaluation, queue it or leave it out; with `wait`, return what to wait on before asking again."""
-        with self._lock:
-            self._shell.raise_if_stopped()
-            if not self._busy:
-                self._busy = True
-                self._closing = False
+        try:
+            with self._lock:
+                self._shell.raise_if_stopped()
+                busy = self._current is not None or self._queued is not None
+                if busy and self._overlap == "wait":
+                    return self._new_waiter(make_waiter)
+                if busy:
+                    self.skipped += self._overlap == "skip" or self._queued is not None
+                if busy and self._overlap == "skip":
+                    return None
+                self._queued = job
+                if self._working:
+                    return None
                 self._started += 1
-                name = str(self._started)
-                runner = self._runner = LoopRunner()  # one per thread: the next may start before the last has ended
-            elif self._overlap == "wait":
-                return self._new_waiter(make_waiter)
-            else:
-                self.skipped += self._overlap == "skip" or self._queued is not None
-                if self._overlap == "latest":
-                    self._queued = job
-                return None
-        self._threads.start(name, partial(self._work, job, runner))
-        return None
+            self._threads.start(str(self._started), self._work)
+            return None
+        except BaseException:  # nobody may wait for what nobody evaluates
+            self._shell.unlock()
+            with self._lock:
+                if self._queued is job:
+                    self._queued = None
+            raise
 
     @property
     def failed(self) -> bool:
@@ -76,20 +99,33 @@ class BackgroundEvaluator:
 
     def last(self) -> EvalResult | None:
         """The newest finished evaluation, or None; raises the exception of a failed one, once."""
-        with self._lock:
-            error, self._error = self._error, None
-            if error is not None:
-                raise error
-            return self._last
+        try:
+            with self._lock:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                return self._last
+        except BaseException:
+            self._shell.unlock()
+            raise
 
-    def wait(self, timeout: float | None) -> EvalResult | None:
-        """Wait until none runs or waits to run; return as `last` does."""
+    def wait(self, timeout: float | None, run: EvalOwner | None = None) -> EvalResult | None:
+        """Wait until none runs or waits to run, or none of `run`; return as `last` does."""
+        try:
+            self._wait(timeout, run)
+            return self.last()
+        except BaseException:
+            self._shell.unlock()
+            raise
+
+    def _wait(self, timeout: float | None, run: EvalOwner | None) -> None:
         clock = self._shell.clock
         deadline = None if timeout is None else clock.now() + timeout
         while True:
             with self._lock:
-                if not self._busy:
-                    break
+                jobs = [job for job in (self._current, self._queued) if job is not None]
+                if not any(run is None or job.run is run for job in jobs):
+                    return
                 if self._on_loop is not None and self._on_loop is running_loop():
                     raise RuntimeError(
                         "This would wait for an evaluation that needs this very event loop; "
@@ -99,7 +135,13 @@ class BackgroundEvaluator:
             remaining = None if deadline is None else deadline - clock.now()
             if not waiter.wait(remaining) and deadline is not None and clock.now() >= deadline:
                 raise GateTimeout(f"The evaluation was still running after {timeout:.3g} s.")
-        return self.last()
+
+    def forget_queued(self, run: EvalOwner) -> None:
+        """Leave out the evaluation of this run that waits for the one that runs."""
+        with self._lock:
+            if self._queued is not None and self._queued.run is run:
+                self._queued = None
+        self.nudge()
 
     def nudge(self) -> None:
         """Wake everybody who waits, to look again."""
@@ -111,17 +153,33 @@ class BackgroundEvaluator:
             except RuntimeError:  # the event loop of the waiting task is closed: nobody waits any more
                 continue
 
+    def abandon(self, run: EvalOwner, timeout: float) -> None:
+        """Drop what this run has queued, cancel a coroutine of it that runs, and wait a moment for its end."""
+        self.forget_queued(run)
+        with self._lock:
+            own = self._current is not None and self._current.run is run
+        if own:
+            self._cancel()
+            try:
+                self._wait(timeout, run)
+            except GateTimeout:
+                return  # left behind; nobody hears of its end any more
+
     def close(self, timeout: float) -> list[str]:
         """Drop what is queued, cancel a coroutine that runs, and wait for the thread; return those that are left."""
         with self._lock:
             self._queued = None
+        self._cancel()
+        self.nudge()
+        return self._threads.join(timeout)
+
+    def _cancel(self) -> None:
+        with self._lock:
             self._closing = True
             future = self._future
         self._runner.cancel()
         if future is not None:
             future.cancel()
-        self.nudge()
-        return self._threads.join(timeout)
 
     _on_loop: asyncio.AbstractEventLoop | None = None
 
@@ -130,30 +188,44 @@ class BackgroundEvaluator:
         self._waiters.append(waiter)
         return waiter
 
-    def _work(self, job: Job | None, runner: LoopRunner) -> None:
-        while job is not None:
+    def _work(self) -> None:
+        """The body of the evaluator's thread: take what is queued until nothing is."""
+        runner = LoopRunner()  # one per thread: the next may start before the last has ended
+        with self._lock:
+            if self._working:
+                return
+            self._working, self._runner, self._closing = True, runner, False
+        while (job := self._take()) is not None:
             result, error = self._evaluate(job, runner)
-            listener = self.listener
-            with self._lock:
-                if result is not None:
-                    self._last = result
-                elif self._given_up(error):
-                    error = None  # abandoned by a stop
-                elif listener is None:
-                    self._error = error
-            if listener is not None and (result is not None or error is not None):
-                try:
-                    listener(result, error)
-                except BaseException as broken:
-                    with self._lock:
-                        self._error = broken
-            with self._lock:
-                job, self._queued = self._queued, None
-                if self._shell.closed:
-                    job = None
-                self._busy = job is not None
-            self.nudge()
+            if result is None and self._given_up(error):
+                error = None  # abandoned by a stop
+            self._deliver(job, result, error)
         runner.close()
+
+    def _take(self) -> Job | None:
+        with self._lock:
+            job = None if self._shell.closed else self._queued
+            self._queued, self._current, self._working = None, job, job is not None
+        self.nudge()
+        return job
+
+    def _deliver(self, job: Job, result: EvalResult | None, error: BaseException | None) -> None:
+        """Say how an evaluation ended to whoever is to know; nobody, once its run is over."""
+        if not job.wanted:
+            if error is not None:
+                log.error("an evaluation failed after its run had ended: %r", error, exc_info=error)
+            return
+        with self._lock:
+            self._last = result or self._last
+            if job.run is None:
+                self._error = error or self._error
+                return
+        if result is not None or error is not None:
+            try:
+                job.run.eval_ended(result, error)
+            except BaseException as broken:
+                with self._lock:
+                    self._error = broken
 
     def _given_up(self, error: BaseException | None) -> bool:
         """Whether an evaluation ended early because the run stops, which is no failure of it."""
@@ -181,10 +253,11 @@ class BackgroundEvaluator:
             self._on_loop = self._future = None
             end = clock.now()
             self._shell.activity.leave(EVALUATOR, end)
-        with self._shell.lock:
-            self._shell.recorder.ran("eval", start, end)
-        if self.trace is not None:
-            self.trace.span(EVALUATOR, "eval", start, end, version=context.version)
+        if job.wanted:
+            with self._shell.lock:
+                self._shell.recorder.ran("eval", start, end)
+            if self.trace is not None:
+                self.trace.span(EVALUATOR, "eval", start, end, version=context.version)
         return EvalResult(context.version, value, end - start, context.snapshot), None
 
 

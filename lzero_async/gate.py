@@ -15,6 +15,8 @@ caller that steps out of turn cannot corrupt the accounting.
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections import deque
 from collections.abc import Mapping
 from itertools import pairwise
@@ -22,6 +24,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from lzero_async.config import one_of, whole_number
 from lzero_async.errors import ConfigError, LzeroAsyncError
+from lzero_async.lines import Deadlines, Line
 
 Policy = Literal["wait", "drop", "allow"]
 POLICIES: Final = ("wait", "drop", "allow")
@@ -67,8 +70,9 @@ class Gate:
         self.version = 0
         self.published = 0
         self.running: Running | None = None
-        self.waiting: deque[Ticket] = deque()
+        self.waiting: deque[Ticket] | Line[Ticket] = Line() if self._out_of_turn() else deque()
         self.tickets: dict[int, Ticket] = {}
+        self._index: Deadlines | None = None  # of the open collects, from the first question on
         self.priorities: dict[int, float] = {}  # of the waiting batches, where they differ from 0
         self.owed = False  # the train of the first batch failed: it keeps its turn, whatever comes in behind it
         self.replays_in_row = 0
@@ -79,6 +83,8 @@ class Gate:
         self.failed = 0
         self.dropped = 0
         self.abandoned = 0
+        self._lined_up = -1  # the ticket that was counted last as committed
+        self._ended = -1  # the ticket that was counted last as trained, failed, dropped or abandoned
 
     # -- the rules ---------------------------------------------------------------------------------------------------
 
@@ -110,9 +116,10 @@ class Gate:
         if len(self.waiting) >= max(1, self.degree):
             return "lag"
         if self.policy == "wait" and len(self.tickets) > 1:
-            start = self._next_start() + 1
-            others = sorted(t.deadline for t in self.tickets.values() if t.id != ticket_id)
-            if any(start + j > deadline for j, deadline in enumerate(others)):
+            # As things are, every open collect comes in time. One turn later that holds for those behind this one, which has
+            # left their line; so only a deadline before its own can be missed.
+            pressed = self._deadlines().pressed(self._next_start() + 1)
+            if pressed is not None and (ticket := self.tickets.get(ticket_id)) and pressed < ticket.deadline:
                 return "an older collect must come first"
         return None
 
@@ -132,10 +139,9 @@ class Gate:
             return "max_train_ahead"
         if self.trained == 0:
             return "no batch was trained yet"
-        if self.tickets and not (self.capacity is not None and self.policy == "allow"):
-            deadlines = sorted(t.deadline for t in self.tickets.values())
-            if any(self.version + 1 + j > deadline for j, deadline in enumerate(deadlines)):
-                return "an open collect would become too old"
+        bound = self.tickets and not (self.capacity is not None and self.policy == "allow")
+        if bound and self._deadlines().pressed(self.version + 1) is not None:
+            return "an open collect would become too old"
         return None
 
     def eval_rule(self) -> str | None:
@@ -169,8 +175,9 @@ class Gate:
 
     def _admit(self) -> Ticket:
         ticket = Ticket(self.admitted, self.published, self.published + self.degree)
-        self.tickets[ticket.id] = ticket
-        self.admitted += 1
+        self.admitted, self.tickets[ticket.id] = self.admitted + 1, ticket
+        if (index := self._index) is not None and index.of is self.tickets:
+            index.change(ticket.deadline, 1)
         return ticket
 
     def commit(self, ticket_id: int, priority: float = 0.0) -> list[Ticket]:
@@ -183,63 +190,69 @@ class Gate:
         return self._line_up(ticket_id, priority) if self.commit_rule(ticket_id) is None else None
 
     def _line_up(self, ticket_id: int, priority: float) -> list[Ticket]:
-        ticket = self._close(ticket_id)
-        place = len(self.waiting)
-        if self.order == "priority":
-            while place > self._taken() and self._priority(self.waiting[place - 1]) < priority:
-                place -= 1
-            if priority:
+        if ticket_id not in self.tickets:
+            self._require_open(ticket_id)
+        ticket, waiting = self.tickets[ticket_id], self.waiting
+        if isinstance(waiting, deque):
+            waiting.append(ticket)
+        else:
+            if self.order != "priority":
+                priority = 0.0
+            elif priority:
                 self.priorities[ticket_id] = priority
-        self.waiting.insert(place, ticket)
-        self.committed += 1
+            waiting.put(ticket, priority, first_stays=bool(self._taken()))
+        self.committed, self._lined_up = self.committed + 1, ticket_id
+        del self.tickets[ticket_id]
+        if (index := self._index) is not None and index.of is self.tickets:
+            index.change(ticket.deadline, -1)
+        if isinstance(waiting, deque):
+            return [] if self.capacity is None else self._make_room()
         dropped = self._drop_expired() if self.policy == "drop" else []
         return dropped + self._make_room()
 
     def fail(self, ticket_id: int) -> None:
         """Give back the ticket of a collect that raised."""
+        self._require_open(ticket_id)
+        self.failed, self._ended = self.failed + 1, ticket_id
         self._close(ticket_id)
-        self.failed += 1
 
     def abandon(self, ticket_id: int) -> None:
         """Give back the ticket of a collect whose batch will never be committed."""
+        self._require_open(ticket_id)
+        self.abandoned, self._ended = self.abandoned + 1, ticket_id
         self._close(ticket_id)
-        self.abandoned += 1
 
     def start_train(self) -> Ticket:
         """Start the train of the oldest waiting batch; it stays waiting until it is finished."""
         self._require(self.train_rule(), "start a train")
-        self.running = "train"
-        self.owed = False
-        self.replays_in_row = 0
+        self.running, self.owed, self.replays_in_row = "train", False, 0
         return self.waiting[0]
 
     def start_replay(self) -> None:
         """Start an extra train on old data."""
         self._require(self.replay_rule(), "start a replay")
-        self.running = "replay"
-        self.replays_in_row += 1
+        self.running, self.replays_in_row = "replay", self.replays_in_row + 1
 
     def finish_train(self) -> list[Ticket]:
         """Count the running train or replay; return the batches that its new version dropped."""
+        version = self.version + 1
         if self.running == "train":
-            self._left(self.waiting.popleft())
-            self.trained += 1
+            done = self.waiting[0]
+            self.trained, self.version, self.running, self._ended = self.trained + 1, version, None, done.id
+            self.waiting.popleft()
+            self._left(done)
         elif self.running == "replay":
-            self.replayed += 1
+            self.replayed, self.version, self.running = self.replayed + 1, version, None
         else:
             raise GateError(f"Nothing trains, so nothing can finish: the learner is {self.running or 'idle'}.")
-        self.running = None
-        self.version += 1
         return self._drop_expired() if self.policy == "drop" else []
 
     def fail_train(self) -> None:
         """Take back the running train or replay: nothing is counted and its batch stays first in line."""
         if self.running not in ("train", "replay"):
             raise GateError(f"Nothing trains, so nothing can fail: the learner is {self.running or 'idle'}.")
-        if self.running == "replay":
-            self.replays_in_row -= 1
-        self.owed = self.running == "train"
-        self.running = None
+        replays = self.replays_in_row - (self.running == "replay")
+        self.owed, self.replays_in_row, self.running = self.running == "train", replays, None
 
     def start_eval(self) -> None:
         """Take the learner's turn for an evaluation."""
@@ -343,13 +356,14 @@ class Gate:
             if len(priorities) != len(waiting):
                 raise TypeError(f"{len(priorities)} priorities of {len(waiting)} batches")
             version, *counters = _ints([state["version"], *(state[name] for name in _COUNTERS)], 1 + len(_COUNTERS))
-        except (KeyError, TypeError, ValueError) as error:
+            _check_saved(version, dict(zip(_COUNTERS, counters, strict=True)), waiting, tickets, priorities)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
                 f"The saved state of the gate cannot be read ({error!r}); use another checkpoint."
             ) from error
-        kept: deque[Ticket] = deque()
+        kept: list[Ticket] = []
         for ticket in waiting if keep_waiting else ():
             if self.policy != "wait" or version + len(kept) <= ticket.deadline:
                 kept.append(ticket)
@@ -366,14 +380,17 @@ class Gate:
         for name, value in zip(_COUNTERS, counters, strict=True):
             setattr(fresh, name, value)
         fresh.version = fresh.published = version
-        fresh.waiting = kept
         fresh.abandoned += len(tickets) + len(waiting) - len(kept)
-        if fresh.order == "priority":
-            ranks = {t.id: priority for t, priority in zip(waiting, priorities, strict=True)}
-            fresh.waiting = deque(
-                sorted(kept, key=lambda t: -ranks[t.id])
-            )  # one whose train was cut off has no turn any more
-            fresh.priorities = {t.id: ranks[t.id] for t in kept if ranks[t.id]}
+        ranks = {t.id: priority for t, priority in zip(waiting, priorities, strict=True)}
+        for ticket in kept:  # by priority, if that counts: one whose train was cut off has no turn any more
+            if isinstance(fresh.waiting, deque):
+                fresh.waiting.append(ticket)
+            elif fresh.order != "priority":
+                fresh.waiting.put(ticket)
+            else:
+                fresh.waiting.put(ticket, ranks[ticket.id])
+                if ranks[ticket.id]:
+                    fresh.priorities[ticket.id] = ranks[ticket.id]
         if fresh.policy == "drop":
             fresh._drop_expired()
         fresh._make_room()
@@ -383,29 +400,79 @@ class Gate:
 
     # -- helpers -----------------------------------------------------------------------------------------------------
 
+    def mend(self) -> None:
+        """Complete the step that an interrupt between any two lines cut off.
+
+        What belongs together is changed in one line: either all of it or nothing. A ticket that is counted leaves afterwards,
+        so one that is still there is taken out; one that is in line is not open any more; only batches that are dropped leave
+        before they are counted.
+        """
+        self._index = None
+        if isinstance(self.waiting, Line):
+            self.waiting.mend()
+        for ticket in [ticket for ticket in self.waiting if ticket.id == self._ended]:
+            self.waiting.remove(ticket)
+        self.tickets.pop(self._ended, None)
+        for ticket in [ticket for ticket in self.waiting if ticket.id in self.tickets]:
+            self.committed += ticket.id != self._lined_up
+            self._lined_up = ticket.id
+            del self.tickets[ticket.id]
+        waiting = {ticket.id for ticket in self.waiting}
+        self.priorities = {number: rank for number, rank in self.priorities.items() if number in waiting}
+        ended = self.trained + self.failed + self.dropped + self.abandoned
+        self.dropped += self.admitted - ended - len(self.waiting) - len(self.tickets)  # taken out, and not counted yet
+        self._drop_expired()
+        self._make_room()
+
+    def _require_open(self, ticket_id: int) -> None:
+        if ticket_id not in self.tickets:
+            raise GateError(f"Ticket {ticket_id} is not open: it was committed or given back before.")
+
     def _close(self, ticket_id: int) -> Ticket:
         try:
-            return self.tickets.pop(ticket_id)
+            ticket = self.tickets.pop(ticket_id)
         except KeyError:
             raise GateError(f"Ticket {ticket_id} is not open: it was committed or given back before.") from None
+        if (index := self._index) is not None and index.of is self.tickets:
+            index.change(ticket.deadline, -1)
+        return ticket
+
+    def _deadlines(self) -> Deadlines:
+        """The open collects by deadline; made when it is first asked for, and kept up from then on."""
+        index = self._index
+        if index is None or index.of is not self.tickets:
+            index = self._index = Deadlines(self.tickets)
+        return index
+
+    def _out_of_turn(self) -> bool:
+        """Whether batches leave the line other than at its ends: by their priority, or past their deadline."""
+        return self.order == "priority" or self.policy == "drop"
 
     def _drop_expired(self) -> list[Ticket]:
-        if self.running not in (None, "eval"):
+        if self.running not in (None, "eval") or not isinstance(self.waiting, Line):
             return []
-        return self._drop([ticket for ticket in self.waiting if ticket.deadline < self.version])
+        first = self.waiting[0] if self.owed else None
+        late = self.waiting.drop_late(self.version)
+        self.owed = self.owed and first not in late
+        return self._drop(late)
 
     def _make_room(self) -> list[Ticket]:
         """Drop what the queue has no room for: the lowest priority first, and of equals the oldest."""
-        dropped: list[Ticket] = []
-        while self.capacity is not None and len(self.waiting) - self._taken() > self.capacity:
-            line = list(self.waiting)[self._taken() :]
-            dropped += self._drop([min(line, key=self._priority)])  # of equals the first, which has waited longest
-        return dropped
+        waiting, taken = self.waiting, self._taken()
+        excess = 0 if self.capacity is None else len(waiting) - taken - self.capacity
+        if excess <= 0:
+            return []
+        if isinstance(waiting, Line):
+            return self._drop([waiting.drop_worst(first_stays=bool(taken)) for _ in range(excess)])
+        dropped = []
+        for _ in range(excess):
+            dropped.append(waiting[taken])
+            del waiting[taken]
+        return self._drop(dropped)
 
     def _drop(self, tickets: list[Ticket]) -> list[Ticket]:
+        """Count batches that have been taken out of the line."""
         for ticket in tickets:
-            self.owed = self.owed and ticket is not self.waiting[0]
-            self.waiting.remove(ticket)
             self._left(ticket)
         self.dropped += len(tickets)
         return tickets
@@ -459,10 +526,30 @@ class Gate:
 _COUNTERS: Final = ("admitted", "committed", "trained", "replayed", "failed", "dropped", "abandoned", "replays_in_row")
 
 
+def _check_saved(
+    version: int, counters: Mapping[str, int], waiting: list[Ticket], tickets: list[Ticket], priorities: list[float]
+) -> None:
+    """Raise a ConfigError if no gate can have been in this state."""
+    known = [ticket.id for ticket in (*waiting, *tickets)]
+    if len(set(known)) != len(known) or any(number >= counters["admitted"] for number in known):
+        wrong = f"its {len(known)} batches do not have numbers of their own below the {counters['admitted']} admitted"
+    elif any(not ticket.version <= min(version, ticket.deadline) for ticket in (*waiting, *tickets)):
+        wrong = f"a batch was collected after version {version} or after its own deadline"
+    elif any(math.isnan(priority) for priority in priorities):
+        wrong = "a priority is not a number"
+    elif counters["committed"] < counters["trained"] + len(waiting) or counters["committed"] > counters["admitted"]:
+        wrong = f"{counters['committed']} committed, {counters['trained']} trained, {len(waiting)} waiting"
+    elif counters["replays_in_row"] > counters["replayed"] + 1:
+        wrong = f"{counters['replays_in_row']} replays in a row of {counters['replayed']}"
+    else:
+        return
+    raise ConfigError(f"The saved state is not consistent ({wrong}); use another checkpoint.")
+
+
 def _ints(numbers: Any, count: int) -> list[int]:
     values: list[Any] = list(numbers)
-    if len(values) != count or any(isinstance(v, bool) or not isinstance(v, int) or v < 0 for v in values):
+    if len(values) != count or any(isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < 2**63 for v in values):
         raise ConfigError(
-            f"The saved state holds {values!r} where {count} whole numbers belong; use another checkpoint."
+            f"The saved state holds {reprlib.repr(values)} where {count} whole numbers belong; use another checkpoint."
         )
     return values

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 
-from lzero_async.config import one_of, positive_number, whole_number
+from lzero_async.config import backoff, one_of, time_limit, whole_number
 from lzero_async.coordinator import AsyncTrainingCoordinator
 from lzero_async.errors import ConfigError, GateTimeout, Stopped
 from lzero_async.evaluator import running_loop
 from lzero_async.scores import Scores
-from lzero_async.signals import orderly_stop
-from lzero_async.stages import is_coroutine_function
+from lzero_async.signals import OrderlyStop
+from lzero_async.stages import Stage, is_coroutine_function
 from lzero_async.threads import LoopRunner
 from lzero_async.types import BackgroundContext, EvalContext, EvalResult, RunResult
 
 ON_STOP: Final = ("finish", "abandon")
 GRACE: Final = 0.5
-MAX_BACKOFF: Final = 30.0
 log = logging.getLogger("lzero_async")
 
 
@@ -65,7 +63,7 @@ def run(
     """
     if eval_target is not None and eval_fn is None:
         raise ConfigError(f"eval_target is {eval_target!r}, but there is no eval_fn to reach it; pass one.")
-    return _Run(
+    one = _Run(
         coordinator,
         collect_fn,
         train_fn,
@@ -73,7 +71,7 @@ def run(
         eval_every=whole_number("eval_every", eval_every, 0),
         max_train=None if max_train is None else whole_number("max_train", max_train, 0),
         max_collect=None if max_collect is None else whole_number("max_collect", max_collect, 0),
-        max_seconds=None if max_seconds is None else positive_number("max_seconds", max_seconds),
+        max_seconds=time_limit("max_seconds", max_seconds, zero=False),
         stop_fn=stop_fn,
         scores=Scores(eval_target, on_eval),
         after_train=after_train,
@@ -81,7 +79,12 @@ def run(
         on_retire=on_retire,
         background=dict(background or {}),
         patient=one_of("on_stop", on_stop, ON_STOP) == "finish",
-    ).run(handle_signals, print_statistics)
+    )
+    try:
+        return one.run(handle_signals, print_statistics)
+    except BaseException:
+        coordinator.shell.unlock()
+        raise
 
 
 class _Run:
@@ -125,6 +128,13 @@ class _Run:
                 f"background roles ({', '.join(background)}) run beside the others, but at off_policy_degree 0 everything "
                 "runs in turn; set the degree to at least 1, or do their work in train_fn."
             )
+        callbacks = {
+            "stop_fn": stop_fn, "on_eval": scores.on_eval, "after_train": after_train, "on_restart": on_restart,
+            "on_retire": on_retire, **{f"background role {name!r}": role for name, role in background.items()},
+        }  # fmt: skip
+        for name, callback in callbacks.items():
+            if callback is not None and is_coroutine_function(callback):
+                raise ConfigError(f"{name} is a coroutine function, which nobody would await; pass a plain function.")
         asynchronous = any(is_coroutine_function(fn) for fn in (collect_fn, train_fn, eval_fn) if fn is not None)
         if asynchronous and running_loop() is not None:
             raise ConfigError(
@@ -143,7 +153,8 @@ class _Run:
         self.background = background
         self.patient = patient
         self.reason = ""
-        self.over = False
+        self.over = self.hurried = False
+        self.signals = OrderlyStop(self._request_stop)
         self.failure: BaseException | None = None
         self.runners: list[LoopRunner] = []
         self.logged: set[type[Exception]] = set()
@@ -152,44 +163,63 @@ class _Run:
 
     def run(self, handle_signals: bool, print_statistics: bool) -> RunResult:
         coordinator = self.coordinator
-        with coordinator.exclusive_run():
-            self.shell.set_limits(self.max_collect, self.max_train)
-            coordinator.evaluator.listener = self._eval_ended
-            try:
-                coordinator.publish()
-                self.deadline = None if self.max_seconds is None else self.clock.now() + self.max_seconds
-                with orderly_stop(self._request_stop) if handle_signals else nullcontext():
-                    if coordinator.is_synchronous:
-                        self._learn(here=True)
-                    else:
-                        self._start_roles()
-                        self._supervise()
-                    self._await_evaluation()
-            except BaseException as error:
-                self._fail(error)
+        try:
+            coordinator.begin_run(self)
+            self._try_to_work(handle_signals)
             self._wind_up()
             if print_statistics:
                 coordinator.print_statistics()
+        except BaseException as error:  # refused, or interrupted between any two lines
+            self.shell.heal()
+            if not coordinator.is_run_by(self):
+                raise
+            self._fail(error)
+            self._wind_up()
         if self.failure is not None:
             raise self.failure
         reason = "closed" if self.shell.closed else self.reason
         return RunResult(reason, coordinator.get_statistics(), self.scores.best, self.scores.last)
 
-    def _wind_up(self) -> None:
-        """Leave nothing running that can be ended, deliver what has arrived, and make the coordinator usable again."""
-        self.over = True
+    def _try_to_work(self, handle_signals: bool) -> None:
+        try:
+            self._work(handle_signals)
+        except BaseException as error:
+            self._fail(error)
+
+    def _work(self, handle_signals: bool) -> None:
+        """From the first stage to the last."""
         coordinator = self.coordinator
+        self.shell.begin_run(self.max_collect, self.max_train)
+        coordinator.publish()
+        self.deadline = None if self.max_seconds is None else self.clock.now() + self.max_seconds
+        if handle_signals:
+            self.signals.install()
+        if coordinator.is_synchronous:
+            self._learn(here=True)
+        else:
+            self._start_roles()
+            self._supervise()
+        self._await_evaluation()
+
+    def _wind_up(self) -> None:
+        """Leave nothing running that can be ended, deliver what has arrived, and make the coordinator usable again. After an
+        interrupt it is done once more."""
+        coordinator = self.coordinator
+        self.shell.heal()
+        self.signals.restore()
         coordinator.stop(self.reason or "the run has ended", patient=False)
         for runner in self.runners:
             runner.cancel()
-        coordinator.evaluator.listener = None
+        if self.failure is not None and not self.hurried:
+            coordinator.threads.join(GRACE)
+        coordinator.evaluator.abandon(self, 0.0)
+        self.over = True
         try:
             self.scores.deliver()
         except BaseException as error:
             self._fail(error)
         self.shell.set_limits(None, None)
-        if not coordinator.threads.alive():
-            self.shell.restart()
+        coordinator.end_run()
 
     # -- the learner: the loop itself ----------------------------------------------------------------------------------
 
@@ -198,10 +228,10 @@ class _Run:
         coordinator, runner = self.coordinator, self._new_runner()
         try:
             while not self._ended() and not self._asked_to_stop():
-                if here and not self._collect_here(runner):
+                if here and (not self._collect_here(runner) or self._time_is_over()):
                     break
                 replayed = self.shell.gate.replayed
-                self._call(runner, coordinator.run_train, self.train_fn, with_batch=True, timeout=self._time_left())
+                self._call(runner, coordinator.train_stage(self), self.train_fn, self._time_left())
                 if self.shell.gate.replayed == replayed:
                     self._evaluate_if_due(runner)
                 self.scores.deliver()
@@ -214,7 +244,7 @@ class _Run:
         except Stopped as error:
             if error.origin is not self.shell:
                 raise
-            self._end(str(error))
+            self._end(self.shell.stop_reason or str(error))  # a stage that gave up only says that the run is stopping
         finally:
             runner.close()
             coordinator.stop(self.reason or "the learner ended", patient=self.patient)
@@ -225,12 +255,14 @@ class _Run:
             self._end(self.shell.stop_reason)
         elif self.max_train is not None and coordinator.train_count >= self.max_train:
             self._end("max_train")
-        elif self.max_collect is not None and coordinator.collect_count >= self.max_collect:
-            if not (gate.waiting or gate.tickets):
-                self._end("max_collect")
+        elif self._all_collected() and not (gate.waiting or gate.tickets):
+            self._end("max_collect")
         elif left is not None and left <= 0:
             self._end("max_seconds")
         return bool(self.reason)
+
+    def _all_collected(self) -> bool:
+        return self.max_collect is not None and self.coordinator.collect_count >= self.max_collect
 
     def _asked_to_stop(self) -> bool:
         if self.stop_fn is not None and self.stop_fn():
@@ -243,18 +275,37 @@ class _Run:
     def _time_left(self) -> float | None:
         return None if self.deadline is None else self.deadline - self.clock.now()
 
+    def _time_is_over(self) -> bool:
+        left = self._time_left()
+        if left is not None and left <= 0:
+            self._end("max_seconds")
+        return bool(self.reason)
+
     def _evaluate_if_due(self, runner: LoopRunner) -> None:
-        coordinator = self.coordinator
-        if not self.eval_every or coordinator.train_count % self.eval_every:
+        """Evaluate, or have it done, unless the run has to end: then the train that was made is taken into account only."""
+        if not self.eval_every or self.coordinator.train_count % self.eval_every or self._time_is_over():
             return
+        try:
+            self._evaluate(runner)
+        except GateTimeout:
+            if not self._time_is_over():
+                raise
+        except Stopped as error:
+            if error.origin is not self.shell:
+                raise
+
+    def _evaluate(self, runner: LoopRunner) -> None:
+        coordinator = self.coordinator
         if coordinator.enable_async_eval:
             assert self.eval_fn is not None
-            coordinator.start_background_eval(self.eval_fn, with_context=True)
+            left = self._time_left()
+            limit = None if left is None else max(0.0, left)
+            coordinator.start_background_eval(self.eval_fn, with_context=True, timeout=limit, run=self)
             return
         start = self.clock.now()
         seen: list[EvalContext] = []
-        value = self._call(runner, coordinator.run_eval, _noting(self.eval_fn, seen), with_context=True)
-        self._eval_ended(EvalResult(seen[0].version, value, self.clock.now() - start, seen[0].snapshot), None)
+        value = self._call(runner, coordinator.eval_stage(self), _noting(self.eval_fn, seen))
+        self.eval_ended(EvalResult(seen[0].version, value, self.clock.now() - start, seen[0].snapshot), None)
 
     # -- collectors ----------------------------------------------------------------------------------------------------
 
@@ -276,13 +327,13 @@ class _Run:
             if error.origin is not self.shell:
                 raise
         except Exception as error:
-            if not self._retire(worker, error):
+            if not self._retire(worker, error, failures + 1):
                 raise
         finally:
             runner.close()
 
-    def _retire(self, worker: int, error: Exception) -> bool:
-        """A collector failed too often: go on without it if another one is left; return whether one is."""
+    def _retire(self, worker: int, error: Exception, failures: int) -> bool:
+        """A collector failed too often, or could not be restarted: go on without it if another one is left; return whether."""
         shell, coordinator = self.shell, self.coordinator
         with shell.lock:
             hopeless = self.collectors_left <= 1 or self._is_refused(worker, error, 0)
@@ -290,8 +341,8 @@ class _Run:
                 return False
             self.collectors_left -= 1
             shell.recorder.sums["retired"] += 1
-        log.error("collector %d failed %d times in a row and is retired; the others go on: %r", worker,
-                  coordinator.max_restarts + 1, error)  # fmt: skip
+        log.error("collector %d failed %s and is retired; the others go on: %r", worker,
+                  f"{failures} times in a row" if failures > 1 else "once", error)  # fmt: skip
         if self.on_retire is not None:
             self.on_retire(worker)
         return True
@@ -300,7 +351,7 @@ class _Run:
         """Collect one batch; return the failures in a row. By `on_failure`, a failure ends the run or costs a pause."""
         coordinator, shell = self.coordinator, self.shell
         try:
-            self._call(runner, coordinator.run_collect, self.collect_fn, worker=worker, with_context=True)
+            self._call(runner, coordinator.collect_stage(worker, self), self.collect_fn)
             self.proven.add(worker)
             return 0
         except Exception as error:
@@ -321,7 +372,9 @@ class _Run:
             shell.raise_if_stopped()
         if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts:
             raise error
-        pause = min(MAX_BACKOFF, coordinator.restart_backoff * 2**failures)
+        pause = backoff(coordinator.restart_backoff, failures)
+        if (left := self._time_left()) is not None:
+            pause = min(pause, max(0.0, left))
         log.warning(
             "%s failed (%r); restart %d of at most %d in %.3g s",
             who, error, failures + 1, coordinator.max_restarts, pause, exc_info=self._first_of_its_kind(error),
@@ -381,14 +434,21 @@ class _Run:
         hurry: float | None = None
         changes = 0
         while threads.alive():
+            if self._time_is_over() and not shell.is_set():
+                self.coordinator.stop(self.reason, patient=self.patient)
             failed = bool(threads.failures or self.failure)
             if hurry is None and (failed or shell.closed or (shell.is_set() and not self.patient)):
+                self.hurried = True
                 hurry = self.clock.now() + GRACE
+                if shell.is_set() and not failed:
+                    self._end(shell.stop_reason)
                 self.coordinator.stop("another role failed", patient=False)
                 for runner in self.runners:
                     runner.cancel()
             left = None if hurry is None else hurry - self.clock.now()
-            if left is not None and left <= 0:
+            if left is None and not shell.is_set():
+                left = self._time_left()
+            elif left is not None and left <= 0:
                 log.warning("left behind, still inside their functions: %s", ", ".join(threads.alive()))
                 break
             changes = threads.wait_for_change(changes, left)
@@ -416,19 +476,20 @@ class _Run:
         self.runners.append(runner)
         return runner
 
-    def _call(self, runner: LoopRunner, stage: Callable[..., Any], fn: Any, **options: Any) -> Any:
+    def _call(self, runner: LoopRunner, stage: Stage, fn: Any, timeout: float | None = None) -> Any:
         """Run a stage; if its function is a coroutine function, on the thread's own event loop."""
+        passing = self.coordinator.pass_through(stage, fn, True, timeout)
         if not is_coroutine_function(fn):
-            return stage(fn, **options)
+            return passing
         try:
-            return runner.run(stage(fn, **options))
+            return runner.run(passing)
         except asyncio.CancelledError:
             self.shell.raise_if_stopped()
             raise
 
     # -- evaluations ---------------------------------------------------------------------------------------------------
 
-    def _eval_ended(self, result: EvalResult | None, error: BaseException | None) -> None:
+    def eval_ended(self, result: EvalResult | None, error: BaseException | None) -> None:
         """An evaluation ended, in whatever thread: see whether it ends the run; `on_eval` comes in the learner's."""
         try:
             if result is not None and self.scores.arrived(result):
@@ -442,10 +503,13 @@ class _Run:
     def _await_evaluation(self) -> None:
         """An evaluation that still runs at the end: let it finish, or leave it, as `on_stop` says."""
         if self.failure is None and not self.shell.closed:
+            evaluator = self.coordinator.evaluator
             if self.patient:
-                self.coordinator.wait_for_eval()
+                if self.reason not in ("max_train", "max_collect"):
+                    evaluator.forget_queued(self)
+                evaluator.wait(None, self)
             else:
-                self.coordinator.evaluator.close(GRACE)
+                evaluator.abandon(self, GRACE)
 
 
 def _noting(fn: Any, seen: list[EvalContext]) -> Any:

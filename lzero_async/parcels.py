@@ -2,11 +2,17 @@
 
 A parcel's arrays and tensors lie in one anonymous file in memory; everybody in between passes its descriptor on without
 looking inside. No name exists for such a file, so the kernel frees it with the last process that holds it, however that
-process ends. The process that made it uses it again once the one that hands parcels around says that nobody needs it.
+process ends. The process that made it uses it again when the kernel says that nobody can see it any more: each parcel has
+an opened file of its own (a lease) with a lock, and all its descriptors and mappings, in all processes and under way
+between them, belong to that opened file. The kernel takes the lock away with the last of them. Nobody keeps books, so no
+exception, signal or death at the wrong moment can falsify them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
 import gc
 import io
 import mmap
@@ -21,11 +27,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from lzero_async.errors import LzeroAsyncError
+from lzero_async.errors import ConfigError
 
 SMALL: Final = 32_768  # bytes that are cheaper to send than to map
 KEPT_REGIONS: Final = 4
+WATCHED_REGIONS: Final = 32
+POISON: Final = bool(os.environ.get("LZERO_ASYNC_POISON_PARCELS"))  # for tests: overwrite memory when it becomes free
 _ALIGN: Final = 64
+_PRESSURE: Final = 256 << 20  # mapped bytes above which garbage may hold too many of them
 
 
 class Packed(NamedTuple):
@@ -34,7 +43,6 @@ class Packed(NamedTuple):
     payload: bytes
     inside: tuple[bytes, ...]
     spans: tuple[tuple[int, int], ...]
-    region: int
     size: int
 
 
@@ -50,14 +58,12 @@ class Stored(NamedTuple):
 class Parcel:
     """A value to hand on, with a little `meta` that everybody may read. `open()` gives the value.
 
-    An opened value's arrays lie in shared memory: they may be changed without anybody noticing, and are valid while the
-    call lasts that got the parcel; a role that keeps an array longer costs the memory's reuse, nothing else. `live` says
-    that the maker goes on changing the value, so that within one process it is copied, too.
+    Whoever opens a parcel keeps the value as it is for as long as he holds it, wherever he lives and whatever becomes of
+    the parcel, the call and the maker. In another process than the maker's its arrays may be changed without anybody
+    noticing; in the maker's process the value is not copied, unless `live` says that the maker goes on changing it.
     """
 
-    __slots__ = (
-        "__weakref__", "_descriptor", "_held", "_live", "_lock", "_maps", "_packed", "_pool", "_stored", "_value", "meta",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_lease", "_live", "_lock", "_packed", "_stored", "_value", "meta")
 
     def __init__(self, value: Any, meta: Any = None, *, live: bool = False) -> None:
         self.meta = meta
@@ -66,16 +72,13 @@ class Parcel:
         self._lock = threading.Lock()
         self._packed: Packed | None = None
         self._stored: Stored | None = None
-        self._pool: RegionPool | None = None
-        self._descriptor = -1
-        self._maps: list[mmap.mmap] = []
-        self._held = _Held()
+        self._lease: Lease | None = None
 
     @classmethod
-    def of(cls, packed: Packed, meta: Any, descriptor: int) -> Parcel:
-        """One that arrived: whoever calls this looks after the descriptor."""
+    def of(cls, packed: Packed, meta: Any, lease: Lease | None) -> Parcel:
+        """One that arrived, with what holds its memory."""
         parcel = cls(None, meta)
-        parcel._packed, parcel._descriptor = packed, descriptor
+        parcel._packed, parcel._lease = packed, lease
         return parcel
 
     @classmethod
@@ -94,36 +97,32 @@ class Parcel:
         return None if packed is None else len(packed.payload) + sum(map(len, packed.inside)) + packed.size
 
     def open(self) -> Any:
-        """The value. Raises LzeroAsyncError after the call that the parcel came with."""
+        """The value."""
         with self._lock:
-            packed, stored = self._packed, self._stored
+            packed, stored, lease = self._packed, self._stored, self._lease
             if packed is None and stored is None:
+                if self._live:  # nobody settled it on its way here
+                    self._value, self._live = _copied(self._value), False
                 return self._value
         if stored is not None:  # its memory cannot be mapped for writing
             return loads(stored.payload, [bytearray(buffer) for buffer in stored.buffers])
         assert packed is not None
-        if not packed.spans:
+        if lease is None:
             return loads(packed.payload, [bytearray(buffer) for buffer in packed.inside])
-        self._raise_if_closed()
         # Private: pages are shared until somebody writes to them, and what is written stays here.
-        mapped = mmap.mmap(self._descriptor, packed.size, access=mmap.ACCESS_COPY)
-        self._maps.append(mapped)
-        view = memoryview(mapped)
+        view = memoryview(_Mapping.of(lease, packed.size))
         return loads(packed.payload, [view[start : start + size] for start, size in packed.spans])
 
     def read(self) -> Any:
         """The value, to be copied from only: writing to its arrays raises, writing to its tensors ends the process. Cheaper
         than `open` for what comes again and again, like weights: the memory stays mapped from one call to the next."""
         with self._lock:
-            packed, stored = self._packed, self._stored
+            packed, stored, lease = self._packed, self._stored, self._lease
         if stored is not None:
             return loads(stored.payload, stored.buffers, read_only=True)
-        if packed is None or not packed.spans:
+        if packed is None or lease is None:
             return self.open()
-        self._raise_if_closed()
-        window = _window(self._descriptor, packed.size)
-        self._maps.append(window)
-        view = memoryview(window)
+        view = _window(lease, packed.size)
         return loads(packed.payload, [view[start : start + size] for start, size in packed.spans], read_only=True)
 
     def settled(self, copy: Callable[[Any], Any]) -> Parcel:
@@ -133,22 +132,16 @@ class Parcel:
                 self._value, self._live = copy(self._value), False
         return self
 
-    def pack(self, pool: RegionPool) -> tuple[Packed, int]:
-        """Its packed form and the descriptor that goes with it (-1: none); made once, and sent by the caller."""
+    def pack(self, pool: RegionPool) -> tuple[Packed, Lease | None]:
+        """Its packed form and what holds its memory (None: it needs none); made once, and sent by the caller."""
         with self._lock:
             if self._packed is None:
                 stored = self._stored
                 value = self._value if stored is None else loads(stored.payload, stored.buffers, read_only=True)
-                self._packed, self._descriptor = pool.pack(value)
+                packed, self._lease = pool.pack(value)
                 del value
-                self._value = None
-                if self._descriptor >= 0:
-                    self._pool = pool
-                    weakref.finalize(self, pool.gone, self._packed.region, self._held).atexit = False
-            if self._packed.spans:
-                self._raise_if_closed()
-                pool.sending(self._packed.region, own=self._pool is pool)
-            return self._packed, self._descriptor
+                self._packed, self._value = packed, None
+            return self._packed, self._lease
 
     def contents(self) -> tuple[bytes, Sequence[Any]]:
         """Its pickle and its buffers as they are now, not copied."""
@@ -172,222 +165,228 @@ class Parcel:
         """Pickled for a file, or copied: with its content."""
         return Parcel, (self.open(), self.meta)
 
-    def closed(self) -> None:
-        """Its descriptor is closed: it can neither be opened nor sent any more."""
-        self._descriptor = -1
 
-    def _raise_if_closed(self) -> None:
-        if self._descriptor < 0:
-            raise LzeroAsyncError(
-                "This parcel came with a call that has ended; open it during the call, and return a new one."
-            )
+# -- memory ----------------------------------------------------------------------------------------------------------------
 
-    def let_go(self) -> bool:
-        """Unmap what was opened; return False if somebody still holds an array of it."""
-        self._maps = [mapped for mapped in self._maps if not _closed(mapped)]
-        if self._maps:
+
+class Lease:
+    """An open descriptor of a region, closed with this object. The region is in use while any descriptor or mapping of the
+    same opened file is left, in whatever process."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)
+
+
+class _Mapping(mmap.mmap):
+    """A private mapping of a region, unmapped with its last array."""
+
+    @classmethod
+    def of(cls, lease: Lease, size: int) -> _Mapping:
+        """Map that much of a region."""
+        mapped = cls(lease.descriptor, size, access=mmap.ACCESS_COPY)
+        mapped.counted = size
+        _pressure.add(size)
+        return mapped
+
+    counted = 0
+
+    def __del__(self) -> None:
+        _pressure.ended.append(self.counted)
+
+
+class _Pressure:
+    """Counts mapped bytes. The garbage collector knows nothing of them, so that arrays in cycles of garbage could hold
+    more and more memory: when there is twice as much as it left the last time, it is asked to look."""
+
+    def __init__(self) -> None:
+        self.ended: deque[int] = deque()  # its own lock: objects end also in a thread that holds ours
+        self._lock = threading.Lock()
+        self._mapped, self._limit = 0, _PRESSURE
+
+    def add(self, size: int) -> None:
+        """So much more is mapped."""
+        if self._count(size) > self._limit:
             gc.collect()
-            self._maps = [mapped for mapped in self._maps if not _closed(mapped)]
-        return not self._maps
+            self._limit = max(_PRESSURE, 2 * self._count(0))
 
-    def keep(self) -> None:
-        """Somebody still holds an array of it: its memory must not be used again."""
-        self._held.reusable = False
-
-    def when_gone(self, done: Callable[[tuple[int, bool]], object]) -> None:
-        """When this object is gone, close its descriptor and call `done((region, reusable))`. Until then `done` is kept
-        alive, so it must not hold on to whoever may hold this parcel."""
-        region = -1 if self._packed is None else self._packed.region
-        weakref.finalize(self, _gone, self._descriptor, region, self._held, done).atexit = False
+    def _count(self, more: int) -> int:
+        with self._lock:
+            self._mapped += more
+            while self.ended:
+                self._mapped -= self.ended.popleft()
+            return self._mapped
 
 
-class _Held:
-    """Whether a region may be used again; outlives the parcel."""
-
-    reusable = True
-
-
-def _gone(descriptor: int, region: int, held: _Held, done: Callable[[tuple[int, bool]], object]) -> None:
-    if descriptor >= 0:
-        os.close(descriptor)
-        done((region, held.reusable))
-
-
-class _Window(mmap.mmap):
-    """A read-only mapping that is kept; closing it only says, by BufferError, that an array still lies in it."""
-
-    def close(self) -> None:
-        try:
-            self.resize(len(self))  # refused: first because of such an array, then because nothing read-only is resized
-        except TypeError:
-            return
-
-
-_windows: OrderedDict[tuple[int, int], _Window] = OrderedDict()  # by the identity of the file
+_pressure = _Pressure()
+_windows: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()  # by the identity of the file
 _opening = threading.Lock()
 
 
-def _window(descriptor: int, size: int) -> _Window:
-    """The read-only mapping of a file, made once. A file keeps its number as long as it is mapped."""
-    status = os.fstat(descriptor)
-    key = status.st_dev, status.st_ino
+def _window(lease: Lease, size: int) -> memoryview:
+    """A read-only view of a region that holds its lease. The mapping below it is made once and kept, as its first use is
+    what costs: it is of an opened file of its own, so that it alone keeps no region in use."""
+    numpy = sys.modules.get("numpy")
+    if not kernel_counts() or numpy is None:  # what is left is a new mapping each time
+        return memoryview(mmap.mmap(lease.descriptor, size, access=mmap.ACCESS_READ))
+    status = os.fstat(lease.descriptor)
+    key = status.st_dev, status.st_ino  # a file keeps its number as long as it is mapped
     with _opening:
         window = _windows.pop(key, None)
-        if window is None or len(window) < size:
-            window = _Window(descriptor, status.st_size, access=mmap.ACCESS_READ)
+        if window is None:
+            own = _opened_anew(lease.descriptor)
+            window = mmap.mmap(own.descriptor, status.st_size, access=mmap.ACCESS_READ)
         _windows[key] = window
         while len(_windows) > KEPT_REGIONS:
             _windows.popitem(last=False)  # unmapped with its last array
-        return window
+    array = numpy.frombuffer(window, numpy.uint8, size)  # every view of it holds this object
+    weakref.finalize(array, _nothing, lease).atexit = False
+    return memoryview(array)
 
 
-def _closed(mapped: mmap.mmap) -> bool:
-    """Close a mapping; False if an array still lies in it."""
+def _nothing(lease: Lease) -> None:
+    """What held the lease is gone."""
+
+
+def _opened_anew(descriptor: int) -> Lease:
+    """The same file, opened another time, to read."""
+    return Lease(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC))
+
+
+@functools.cache
+def kernel_counts() -> bool:
+    """Whether a lock on an opened file stays until its last mapping is gone, as on Linux; tried once. Elsewhere no region is
+    used twice."""
+    region = _Region(1)
     try:
-        mapped.close()
-    except BufferError:
+        lease = region.lend()
+        if region.is_free():
+            return False
+        mapped = mmap.mmap(lease.descriptor, 1, access=mmap.ACCESS_READ)
+        del lease
+        if region.is_free():
+            return False
+        del mapped
+        return region.is_free()
+    except OSError:
         return False
-    return True
 
 
 class _Region:
     """One anonymous file in memory, mapped for writing."""
 
-    def __init__(self, number: int, capacity: int) -> None:
-        self.number, self.capacity = number, capacity
-        self.users = 0
-        self.reusable = True
-        self.descriptor = _anonymous_file()
-        try:
-            os.ftruncate(self.descriptor, capacity)
-            self.view = mmap.mmap(self.descriptor, capacity)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._file = Lease(_anonymous_file())
+        os.ftruncate(self._file.descriptor, capacity)
+        self.view = mmap.mmap(self._file.descriptor, capacity)
+        self._poisoned = False
 
-    def close(self) -> None:
-        self.view.close()
-        os.close(self.descriptor)
+    def lend(self) -> Lease:
+        """A lease; the only one. Raises BlockingIOError if there is one already."""
+        lease = _opened_anew(self._file.descriptor)
+        fcntl.flock(lease.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._poisoned = False
+        return lease
+
+    def give_away(self) -> Lease:
+        """What holds it for good: it is never lent again."""
+        return self._file
+
+    def is_free(self) -> bool:
+        """Whether nobody has a lease."""
+        try:
+            fcntl.flock(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(self._file.descriptor, fcntl.LOCK_UN)
+        if POISON and not self._poisoned:
+            self._poisoned = True
+            self.view[:] = b"\xdb" * self.capacity
+        return True
 
 
 class RegionPool:
-    """The files of one process, each used again when nobody needs it: its parcel is gone in this process, and, unless
-    `reuse_when_gone` says that this is enough, every parcel that was sent was given back by whoever hands them around.
-    Safe to use from many threads."""
+    """The files of one process, each used again when nobody sees it any more. Safe to use from many threads.
 
-    def __init__(self, *, reuse_when_gone: bool = False) -> None:
-        self.reuse_when_gone = reuse_when_gone
+    It watches the last WATCHED_REGIONS; what somebody keeps for longer is freed by the kernel when he lets it go. Of free
+    ones it keeps KEPT_REGIONS."""
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[_Region] = []
-        self._used: dict[int, _Region] = {}
-        self._gone: deque[tuple[int, _Held]] = deque()
-        self._made = 0
+        self._watched: list[_Region] = []  # the one that was used last is the last
         self._closed = False
 
-    def pack(self, value: Any) -> tuple[Packed, int]:
-        """Pickle a value, its large buffers copied once into a region; the descriptor is that region's (-1: none)."""
+    def pack(self, value: Any) -> tuple[Packed, Lease | None]:
+        """Pickle a value, its large buffers copied once into a region that the lease holds (None: they are small)."""
         buffers: list[pickle.PickleBuffer] = []
         payload = dumps(value, buffers.append)
         raws = [buffer.raw() for buffer in buffers]
         if sum(raw.nbytes for raw in raws) < SMALL:
-            return Packed(payload, tuple(bytes(raw) for raw in raws), (), -1, 0), -1
+            return Packed(payload, tuple(bytes(raw) for raw in raws), (), 0), None
         spans, end = [], 0
         for raw in raws:
             spans.append((end, raw.nbytes))
             end += -(-raw.nbytes // _ALIGN) * _ALIGN
-        region = self._take(end)
+        region, lease = self._take(end)
         with memoryview(region.view) as target:
             for raw, (start, size) in zip(raws, spans, strict=True):
                 target[start : start + size] = raw
-        return Packed(payload, (), tuple(spans), region.number, end), region.descriptor
-
-    def sending(self, number: int, *, own: bool) -> None:
-        """The region is sent to somebody who will give it back. Raises LzeroAsyncError if it is not of this pool."""
-        if self.reuse_when_gone:  # whoever hands parcels around sends those of others, too, and gets none back
-            return
-        if not own:
-            raise LzeroAsyncError("A worker cannot send on a parcel that it got; open it, and send a new one.")
-        with self._lock:
-            if (region := self._used.get(number)) is not None:
-                region.users += 1
-
-    def not_sent(self, regions: Iterable[int]) -> None:
-        """The message of these regions could not be sent after all."""
-        if not self.reuse_when_gone:
-            self.give_back((number, True) for number in regions)
-
-    def gone(self, number: int, held: _Held) -> None:
-        """The parcel of this region is gone in this process. Takes no lock: the garbage collector may call it in a thread
-        that holds the lock; the next one who takes a region looks at it."""
-        self._gone.append((number, held))
-        if self._closed and self._lock.acquire(blocking=False):
-            try:
-                surplus = self._look_at_gone()
-            finally:
-                self._lock.release()
-            for region in surplus:
-                region.close()
-
-    def give_back(self, regions: Iterable[tuple[int, bool]]) -> None:
-        """These regions were sent once each and came back; what is not reusable is somebody else's for good."""
-        with self._lock:
-            surplus = [*self._look_at_gone(), *(found for item in regions if (found := self._leave(*item)))]
-        for region in surplus:
-            region.close()
-
-    def _look_at_gone(self) -> list[_Region]:
-        """Under the lock: count the parcels that are gone; return the regions to close."""
-        surplus = []
-        while self._gone:
-            number, held = self._gone.popleft()
-            if region := self._leave(number, held.reusable):
-                surplus.append(region)
-        return surplus
-
-    def _leave(self, number: int, reusable: bool) -> _Region | None:
-        """Under the lock: one user less; return a region to close."""
-        region = self._used.get(number)
-        if region is None:
-            return None
-        region.users -= 1
-        region.reusable &= reusable
-        if region.users:
-            return None
-        del self._used[number]
-        if self._closed or not region.reusable:
-            return region
-        self._free.append(region)
-        return self._free.pop(0) if len(self._free) > KEPT_REGIONS else None
+        return Packed(payload, (), tuple(spans), end), lease
 
     def close(self) -> None:
-        """Let go of everything: at once, or with the last parcel that still is in use here."""
+        """Keep nothing from now on; parcels that are in use stay what they are."""
         with self._lock:
             self._closed = True
-            regions, self._free = [*self._look_at_gone(), *self._free], []
-        for region in regions:
-            region.close()
+            self._watched = []
 
     @property
     def regions(self) -> tuple[int, int]:
-        """How many regions are in use and how many wait to be used again."""
-        self.give_back(())
+        """How many watched regions are in use, and how many wait to be used again."""
         with self._lock:
-            return len(self._used), len(self._free)
+            free = len(self._forget_surplus(self._free()))
+            return len(self._watched) - free, free
 
-    def _take(self, size: int) -> _Region:
-        self.give_back(())
+    def tidy(self) -> None:
+        """Let the system have the memory of regions that have become free and are too many."""
         with self._lock:
-            fitting = [region for region in self._free if region.capacity >= size]
+            self._forget_surplus(self._free())
+
+    def _take(self, size: int) -> tuple[_Region, Lease]:
+        """A region that nobody sees, and its lease."""
+        if not kernel_counts():
+            region = _Region(size)
+            return region, region.give_away()
+        with self._lock:
+            free = self._free()
+            fitting = [region for region in free if region.capacity >= size]
             if fitting:
                 region = min(fitting, key=lambda candidate: candidate.capacity)
-                self._free.remove(region)
+                free.remove(region)
+                self._watched.remove(region)
             else:
-                self._made += 1
                 # A power of two, so that others fit later; pages that are not touched cost nothing.
-                region = _Region(self._made, 1 << max(16, (size - 1).bit_length()))
-            region.users, region.reusable = 1, True
-            self._used[region.number] = region
-            return region
+                region = _Region(1 << max(16, (size - 1).bit_length()))
+            lease = region.lend()
+            self._forget_surplus(free)
+            if not self._closed:
+                self._watched = [*self._watched, region][-WATCHED_REGIONS:]
+            return region, lease
+
+    def _free(self) -> list[_Region]:
+        """Under the lock: those that nobody sees."""
+        return [region for region in self._watched if region.is_free()]
+
+    def _forget_surplus(self, free: list[_Region]) -> list[_Region]:
+        """Under the lock: forget the free ones that are too many; return the others, which were used last."""
+        surplus = free[:-KEPT_REGIONS]
+        if surplus:
+            self._watched = [region for region in self._watched if region not in surplus]
+        return free[-KEPT_REGIONS:]
 
 
 def _anonymous_file() -> int:
@@ -459,10 +458,31 @@ class Unpickler(pickle.Unpickler):
 def dumps(
     value: Any, buffers: Callable[[pickle.PickleBuffer], Any] | None = None, parcels: list[Parcel] | None = None
 ) -> bytes:
-    """Pickle a value."""
+    """Pickle a value. Raises what pickling raises, and ConfigError if a stop signal is in it."""
     file = io.BytesIO()
-    Pickler(file, buffers, parcels).dump(value)
+    try:
+        Pickler(file, buffers, parcels).dump(value)
+    except TypeError:
+        _refuse_stops(value)
+        raise
     return file.getvalue()
+
+
+def _refuse_stops(value: Any) -> None:
+    """Raise ConfigError if this value cannot be sent because a context, or its stop signal, is in it."""
+    with contextlib.suppress(TypeError, pickle.PicklingError):
+        _StopFinder(io.BytesIO(), lambda buffer: None, []).dump(value)
+
+
+class _StopFinder(Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if hasattr(obj, "is_set") and hasattr(obj, "wait"):
+            raise ConfigError(
+                f"A {type(obj).__name__}, which is a stop signal, cannot be sent to another process: give call() the "
+                "argument stop=ctx.stop, and of a context or a batch pass only what the worker needs, such as "
+                "ctx.snapshot.state or batch.data."
+            )
+        return super().reducer_override(obj)
 
 
 def loads(
@@ -474,6 +494,13 @@ def loads(
 ) -> Any:
     """Read a pickled value; with `read_only`, tensors lie in the buffers even if those cannot be written to."""
     return Unpickler(io.BytesIO(payload), buffers, parcels, read_only).load()
+
+
+def _copied(value: Any) -> Any:
+    """The value as if it had been sent."""
+    buffers: list[pickle.PickleBuffer] = []
+    payload = dumps(value, buffers.append)
+    return loads(payload, [bytearray(buffer) for buffer in buffers])
 
 
 def _tensor(array: Any, kind: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -11,30 +12,37 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.backends import Factory, Worker, close_all
-from lzero_async.calls import PackedError, Signal, listen, unpack_error
+from lzero_async.calls import PackedError, Patience, Signal, unpack_error
 from lzero_async.clock import RealClock
-from lzero_async.config import positive_number
-from lzero_async.errors import LzeroAsyncError, WorkerDied
-from lzero_async.lives import LivingWorker
-from lzero_async.parcels import Parcel, RegionPool
-from lzero_async.role_process import specification
+from lzero_async.config import duration
+from lzero_async.errors import TOO_MANY_FILES, LzeroAsyncError, WorkerDied, WorkerStuck, out_of_files
+from lzero_async.lives import Deliveries, LivingWorker
+from lzero_async.parcels import RegionPool
+from lzero_async.role_process import specification, standard_library
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
-from lzero_async.wire import Message, Wire, WireClosed
+from lzero_async.wire import Message, Wire, WireClosed, WireStalled
 
 log = logging.getLogger("lzero_async")
 _ROOT: Final = str(Path(__file__).resolve().parent.parent)
+# Nothing is imported before the path begins with the standard library (-c puts the current folder first).
 _PROGRAM: Final = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from lzero_async.worker import main; main(*map(int, sys.argv[2:]))"
+    "import sys; _, own, *first = sys.argv; sys.path[:] = first[2:] + [own] + [each for each in sys.path if each]; "
+    "from lzero_async.worker import main; main(int(first[0]), int(first[1]))"
 )
 _TAIL: Final = 400  # characters of a dead worker's last words
+_GRACE: Final = 10.0  # seconds for a process to end after its connection
+_BEGIN: Final = 30.0  # seconds for a new process to give its first sign of life
+_MOMENT: Final = 0.1  # seconds for threads that were told to end
+_LOOK: Final = 0.1  # seconds between two looks at a process that tells more than is taken in
 
 
 class ProcessBackend:
@@ -43,10 +51,10 @@ class ProcessBackend:
     kind = "process"
 
     def __init__(self, *, hang_timeout: float = 60.0) -> None:
-        self._hang_timeout = positive_number("hang_timeout", hang_timeout)
+        self._hang_timeout = duration("hang_timeout", hang_timeout)
         _allow_descriptors()
         self._threads = ThreadGroup(RealClock(), "lzero-link")
-        self._pool = RegionPool(reuse_when_gone=True)
+        self._pool = RegionPool()
         self._workers: list[LivingWorker[_Life]] = []
 
     def start(
@@ -68,13 +76,14 @@ class ProcessBackend:
 
     def close(self, timeout: float = 5.0) -> None:
         """Close every worker, all at the same time."""
+        deadline = time.monotonic() + duration("timeout", timeout, zero=True)
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.begin_close(for_good=True)
         try:
             close_all([*workers], timeout)
         finally:
-            self._threads.join(timeout)
+            self._threads.join(max(_MOMENT, deadline - time.monotonic()))
             self._pool.close()
 
 
@@ -83,14 +92,8 @@ class _Call:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.parcels: list[Parcel] = []
         self.reply: Message | None = None
         self.done = Signal()
-
-    def keep_parcels(self) -> None:
-        """Nobody will tell which parcels are still in use: let none of their memory be used again."""
-        for parcel in self.parcels:
-            parcel.keep()
 
 
 class _Life:
@@ -106,8 +109,10 @@ class _Life:
         hang_timeout: float,
         pool: RegionPool,
         on_event: Callable[[Any], None] | None,
+        deliveries: Deliveries,
     ) -> None:
         self.name, self.host = name, ""
+        self._deliveries = deliveries
         self.death: str | None = None
         self._close_error: PackedError | None = None
         self._hang_timeout, self._on_event, self._output = hang_timeout, on_event, output
@@ -117,25 +122,34 @@ class _Life:
         self._start = _Call(0)
         self.started = self._start.done
         self._ready = False
-        self._given_back: deque[tuple[int, bool]] = deque()
         self._gone = threading.Event()
-        self._listener = 0
+        self._stuck = ""
         self._output_from = os.path.getsize(output) if output and os.path.exists(output) else 0
-        ours, theirs = socket.socketpair()
-        their_lifeline, self._lifeline = os.pipe()
+        with ExitStack() as opened:
+            self._open(opened, environment, hang_timeout, pool)
+            self.tell("start", spec)
+            opened.pop_all()
+
+    def _open(self, opened: ExitStack, environment: dict[str, str], hang_timeout: float, pool: RegionPool) -> None:
+        """Start the process; `opened` gets what is to be undone if that fails."""
         try:
-            self.process = _spawn([theirs.fileno(), their_lifeline], environment, output)
-        except BaseException:
-            ours.close()
-            os.close(self._lifeline)
-            raise
-        finally:
-            theirs.close()
-            os.close(their_lifeline)
-        self._ended = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else -1
+            with ExitStack() as theirs:
+                ours, their_end = socket.socketpair()
+                opened.callback(ours.close)
+                theirs.callback(their_end.close)
+                their_lifeline, self._lifeline = os.pipe()
+                opened.callback(os.close, self._lifeline)
+                theirs.callback(os.close, their_lifeline)
+                self.process = _spawn([their_end.fileno(), their_lifeline], environment, self._output)
+            opened.callback(self.process.wait)
+            opened.callback(_kill, self.process)  # the last one is undone first
+            self._ended = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else -1
+        except OSError as error:
+            if error.filename == self._output and not out_of_files(error):
+                raise  # about the folder that it is to write into
+            raise LzeroAsyncError(f"{self.name} cannot be started: {_remedy(error)}") from error
         self._wire = Wire(ours, pool)
         self._wire.limit(hang_timeout)
-        self.tell("start", spec)
 
     @property
     def pid(self) -> int:
@@ -144,42 +158,38 @@ class _Life:
 
     # -- the calling side --------------------------------------------------------------------------------------------
 
-    def wait_until_ready(self, stop: StopSignal | None) -> None:
-        """Wait until the role is made; raise what its factory raised."""
+    def wait_until_ready(self, patience: Patience) -> bool:
+        """Wait until the role is made; raise what its factory raised. Returns False when the time is over."""
         if not self._ready:
-            self._start.done.wait()
+            if not patience.wait_for(self._start.done):
+                return False
             self._result(self._start, None)
             self._ready = True
+        return True
 
-    def call(self, method: str, args: tuple[Any, ...], stop: StopSignal | None, timeout: float | None) -> Any:
+    def call(self, method: str, args: tuple[Any, ...], patience: Patience) -> Any:
         """Send the call, wait for its reply, and return or raise what it holds."""
+        stop = patience.stop
         call = _Call(next(self._numbers))
         with self._lock:
             self._running = call
-        given_back = [self._given_back.popleft() for _ in range(len(self._given_back))]
         try:
-            call.parcels = self._wire.send("call", call.number, (method, args, stop is not None, given_back))
-        except WireClosed:
-            self._gone.wait(self._hang_timeout)
-        except BaseException:
-            self._given_back.extend(given_back)
-            raise
+            self._wire.send("call", call.number, (method, args, stop is not None), patience.left())
+        except WireClosed as error:
+            if not self._gone.wait(patience.left(self._hang_timeout)):  # half of the message may be there
+                self.end(f"did not take the call of {method} ({error})")
         if self.death is not None:
             call.done.set()
-        unlisten: Callable[[], None] | None = None
         try:
-            unlisten = listen(stop, self.cancel)
-            if not call.done.wait(timeout):
-                self.end(f"did not answer {method} within {timeout:g} s")
-                call.done.wait()
+            if not patience.watch(call.done, self.cancel):
+                self.end(f"did not answer {method} within {patience.timeout:g} s")
+            self._deliveries.settle(patience.left(self._hang_timeout))  # what was told before the reply
             return self._result(call, stop)
-        except (KeyboardInterrupt, SystemExit):  # the call goes on, and with it its use of what it was given
-            self.tell("stop", "SIGINT", call.number)
-            call.keep_parcels()
+        except BaseException as error:
+            if not call.done.is_set():  # a signal's exception: nobody waits for the call any more, but it goes on
+                self.tell("stop", "SIGINT" if isinstance(error, KeyboardInterrupt) else repr(error), call.number)
             raise
         finally:
-            if unlisten is not None:
-                unlisten()
             with self._lock:
                 self._running = None
 
@@ -187,14 +197,8 @@ class _Life:
         reply, call.reply = call.reply, None
         if reply is None:
             self._gone.wait(self._hang_timeout)
-            raise WorkerDied(f"{self.name} {self.death}.")
-        try:
-            fine, value, kept = reply.value()
-        except BaseException:
-            call.keep_parcels()
-            raise
-        for place in kept:
-            call.parcels[place].keep()
+            raise (WorkerStuck if self._stuck else WorkerDied)(f"{self.name} {self.death}.")
+        fine, value = reply.value()
         if not fine:
             raise unpack_error(value, self.name, stop)
         return value
@@ -218,8 +222,11 @@ class _Life:
         with self._lock:
             self.death = self.death or why
         _kill(self.process)
-        if threading.get_ident() != self._listener:  # whoever is told of an event may kill
-            self._gone.wait()
+        self._gone.wait(self._hang_timeout)  # not for ever: a process that waits for a dead disk cannot be ended
+
+    def abandon(self) -> None:
+        """End it without anybody who listens."""
+        self._release("was ended: nobody could listen to it")
 
     def begin_close(self) -> None:
         """Ask the role to close after the call that runs, which is asked to end."""
@@ -237,50 +244,68 @@ class _Life:
 
     def listen(self) -> None:
         """Take what the process says until it ends; then reap it and release whoever waits for it."""
-        self._listener = threading.get_ident()
+        why: str | None = "was ended: the thread that listens to it ended"
         try:
             why = self._listen()
-        except WireClosed:
-            why = None
-        except Exception as error:
-            why = f"said what cannot be understood ({error!r})"
-            log.exception("%s", why)
-        if why is not None:
-            _kill(self.process)
-        code = self._reap()
-        with self._lock:
-            self.death = self.death or why or _how_it_ended(code)
-            if code not in (0, -signal.SIGKILL) and (said := _last_words(self._output, self._output_from)):
-                self.death += f"; its last words: {said}"
-            running = self._running
-        self._wire.close()
-        os.close(self._lifeline)
-        if self._ended >= 0:
-            os.close(self._ended)
-        self._gone.set()
-        for call in (self._start, running):
-            if call is not None:
-                call.done.set()
+        except WireStalled:
+            why = f"hung: it stopped in the middle of a message for {self._hang_timeout:g} s"
+        except WireClosed as error:
+            why = None if self._ends_by_itself() else f"was ended: its connection broke ({error})"
+        except BaseException as error:  # whatever it is: it is what the callers are told
+            why = f"was ended: it could not be listened to ({error!r})"
+            log.exception("%s %s", self.name, why)
+        finally:
+            self._release(why)
+
+    def _release(self, why: str | None) -> None:
+        """Reap the process, which is killed for this reason if there is one, and release whoever waits for it."""
+        try:
+            if why is not None:
+                with self._lock:
+                    self.death = self.death or why
+                _kill(self.process)
+            code = self._reap()
+            with self._lock:
+                self.death = self.death or self._stuck or _how_it_ended(code)
+                silent = bool(self._stuck) or code in (0, -signal.SIGKILL)
+                if not silent and (said := _last_words(self._output, self._output_from)):
+                    self.death += f"; its last words: {said}"
+        finally:
+            with self._lock:
+                self.death = self.death or "was ended"
+                running = self._running
+            self._deliveries.rest()
+            self._wire.close()
+            os.close(self._lifeline)
+            if self._ended >= 0:
+                os.close(self._ended)
+            self._gone.set()
+            for call in (self._start, running):
+                if call is not None:
+                    call.done.set()
 
     def _listen(self) -> str | None:
-        silent = 0
+        silent, limit = 0, max(_BEGIN, self._hang_timeout)  # until it has begun; on a busy machine that takes seconds
         while True:
-            if self._wire.wait_for_message(self._hang_timeout / 2, self._ended):
+            if self._deliveries.full:  # not silent: nothing is read until somebody takes in what was told
                 silent = 0
+                self._deliveries.wait_for_room(_LOOK)
+                if self._has_ended(0.0) or self.death is not None:
+                    return None
+            elif self._wire.wait_for_message(limit / 2, self._ended):
+                silent, limit = 0, self._hang_timeout
                 self._take(self._wire.receive())
             elif self._has_ended(0.0):  # something that it forked keeps its end of the connection open
                 return None
             else:
                 silent += 1
                 if silent == 2:  # twice: after this process itself was stopped, the first time says nothing
-                    return f"hung: it gave no sign of life for {self._hang_timeout:g} s"
+                    return f"hung: it gave no sign of life for {limit:g} s"
 
     def _take(self, message: Message) -> None:
-        for parcel in message.parcels:
-            parcel.when_gone(self._given_back.append)
         if message.kind == "reply":
             if message.number < 0:
-                fine, error, _ = message.value()
+                fine, error = message.value()
                 self._close_error = None if fine else error
                 return
             with self._lock:
@@ -289,13 +314,15 @@ class _Life:
                 call.reply = message
                 call.done.set()
         elif message.kind == "log":
-            name, level, text = message.value()
-            logging.getLogger(name).log(level, "%s: %s", self.name, text)
+            self._deliveries.put(lambda: self._log(*message.value()))
+        elif message.kind == "stuck":
+            self._stuck = f"was ended: {message.value()}"
         elif message.kind == "event" and self._on_event is not None:
-            try:
-                self._on_event(message.value())
-            except Exception:
-                log.exception("what %s told could not be taken in", self.name)
+            on_event = self._on_event
+            self._deliveries.put(lambda: on_event(message.value()))
+
+    def _log(self, name: str, level: int, text: str) -> None:
+        logging.getLogger(name).log(level, "%s: %s", self.name, text)
 
     def _has_ended(self, seconds: float) -> bool:
         """Whether the process ends within this time; it is not reaped."""
@@ -305,20 +332,27 @@ class _Life:
         poll.register(self._ended, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
-    def _reap(self) -> int:
+    def _ends_by_itself(self) -> bool:
+        """Whether the process, whose connection is gone, ends soon."""
         if self._ended >= 0:
-            self._has_ended(self._hang_timeout)
-            _kill(self.process)  # before it is reaped its number is its own, so this ends what it started and left
-            return self.process.wait()
+            return self._has_ended(min(_GRACE, self._hang_timeout))
         try:
-            return self.process.wait(timeout=self._hang_timeout)
+            self.process.wait(timeout=min(_GRACE, self._hang_timeout))
         except subprocess.TimeoutExpired:
-            _kill(self.process)
-            return self.process.wait()
+            return False
+        return True
+
+    def _reap(self) -> int:
+        """Before it is reaped its number is its own, so this ends what it started and left, too."""
+        if self._ended >= 0 and not self._has_ended(self._hang_timeout):
+            raise TimeoutError(f"{self.pid} cannot be ended")
+        _kill(self.process)
+        return self.process.wait()
 
 
 def _spawn(descriptors: list[int], environment: dict[str, str], output: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", _PROGRAM, _ROOT, *map(str, descriptors)]
+    command = [sys.executable, *_interpreter_flags(), "-c", _PROGRAM, _ROOT, *map(str, descriptors)]
+    command += standard_library(sys.path)
     file = open(output, "ab") if output else None  # noqa: SIM115
     try:
         return subprocess.Popen(
@@ -330,11 +364,31 @@ def _spawn(descriptors: list[int], environment: dict[str, str], output: str) -> 
             env={**os.environ, **environment},
             start_new_session=True,  # not in the terminal's group: Ctrl+C is for the parent
         )
-    except OSError as error:
-        raise LzeroAsyncError(f"A worker process cannot be started ({error.strerror}).") from error
     finally:
         if file is not None:
             file.close()
+
+
+def _interpreter_flags() -> list[str]:
+    """Those that this process was started with."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    for name, value in sys._xoptions.items():
+        given = name if value is True else f"{name}={value}"
+        if given not in flags:
+            flags += ["-X", given]
+    return flags
+
+
+def _remedy(error: OSError) -> str:
+    """What is wrong, and what to do about it."""
+    if out_of_files(error):
+        return TOO_MANY_FILES
+    if error.errno == errno.EAGAIN:
+        return "no more processes are allowed: raise the limit (ulimit -u), or use fewer workers."
+    if error.errno == errno.ENOMEM:
+        return "there is not enough memory for another process: use fewer workers."
+    place = f" {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{place}."
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from lzero_async.clock import RealClock
-from lzero_async.config import one_of, whole_number
+from lzero_async.config import one_of, time_limit, whole_number
 from lzero_async.errors import GateTimeout, QueueClosed
 from lzero_async.types import Clock, Waiter
 
@@ -49,7 +49,8 @@ class BoundedQueue(Generic[T]):
 
     def put(self, item: T, *, priority: float = 0.0, timeout: float | None = None) -> bool:
         """Add an item; return False when `priority` rejected it because the queue is full of better ones."""
-        deadline = None if timeout is None else self._clock.now() + timeout
+        limit = time_limit("timeout", timeout)
+        deadline = None if limit is None else self._clock.now() + limit
         while True:
             with self._lock:
                 if self._closed:
@@ -66,7 +67,8 @@ class BoundedQueue(Generic[T]):
 
     def get(self, *, timeout: float | None = None) -> T:
         """Take the next item; raises QueueClosed when the queue is closed and empty."""
-        deadline = None if timeout is None else self._clock.now() + timeout
+        limit = time_limit("timeout", timeout)
+        deadline = None if limit is None else self._clock.now() + limit
         while True:
             with self._lock:
                 if len(self):

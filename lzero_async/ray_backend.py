@@ -10,26 +10,28 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.backends import Factory, Worker, close_all
-from lzero_async.calls import PackedError, Signal, listen, stopped, unpack_error
+from lzero_async.calls import PackedError, Patience, Signal, unpack_error
 from lzero_async.clock import RealClock
-from lzero_async.config import positive_number
-from lzero_async.errors import ConfigError, WorkerDied
-from lzero_async.lives import LivingWorker
+from lzero_async.config import duration
+from lzero_async.errors import ConfigError, WorkerDied, WorkerStuck
+from lzero_async.lives import Deliveries, LivingWorker
 from lzero_async.parcels import SMALL, Parcel, Stored, dumps
 from lzero_async.ray_cluster import Cluster, in_a_line, join_cluster
 from lzero_async.role_process import specification
 from lzero_async.threads import ThreadGroup
-from lzero_async.types import StopSignal
 
 log = logging.getLogger("lzero_async")
 _ROOT: Final = str(Path(__file__).resolve().parent.parent)
 _PATIENCE: Final = 10.0  # seconds without a place for an actor after which that is said
+_LOOK: Final = 0.1  # seconds between two looks at an actor that tells more than is taken in
+_MOMENT: Final = 1.0  # seconds for threads whose actors were ended
 _PLACES: Final = 4  # that an actor is given in a row, if each is lost before the actor begins
 
 
@@ -46,7 +48,7 @@ class RayBackend:
         address: str = "",
         resources: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
-        self._hang_timeout = positive_number("hang_timeout", hang_timeout)
+        self._hang_timeout = duration("hang_timeout", hang_timeout)
         self.cluster: Cluster | None = join_cluster(address, resources or {})
         self._threads = ThreadGroup(RealClock(), "lzero-ray")
         self._workers: list[RayWorker] = []
@@ -79,13 +81,14 @@ class RayBackend:
 
     def close(self, timeout: float = 5.0) -> None:
         """Close every worker, all at the same time, and leave the cluster; one of its own ends."""
+        deadline = time.monotonic() + duration("timeout", timeout, zero=True)
         workers, self._workers = self._workers, []
         try:
             for worker in workers:
                 worker.begin_close(for_good=True)
             close_all([*workers], timeout)
         finally:
-            self._threads.join(timeout)
+            self._threads.join(max(_MOMENT, deadline - time.monotonic()))
             cluster, self.cluster = self.cluster, None
             if cluster is not None:
                 cluster.leave()
@@ -123,6 +126,7 @@ class _Life:
         output: str,
         hang_timeout: float,
         cluster: Cluster,
+        deliveries: Deliveries,
     ) -> None:
         from lzero_async import ray_host
 
@@ -134,9 +138,11 @@ class _Life:
         self._lock = threading.Lock()
         self._heard = threading.Condition(self._lock)
         self._taken = 0
+        self._deliveries = deliveries
         self._running: _Call | None = None
         self._closing: _Call | None = None
-        self._ready = self._homeless = False
+        self._ready = self._stuck = False
+        self._placed = Signal()
         self._encoding = ray_host
         self._here, self._orders = here, (spec, output)
         self._start = _Call(0)
@@ -161,37 +167,22 @@ class _Life:
 
     # -- the calling side ----------------------------------------------------------------------------------------------
 
-    def wait_until_ready(self, stop: StopSignal | None) -> None:
-        """Wait until the role is made; raise what its factory raised, or Stopped if there is no place for it when
-        `stop` is set."""
+    def wait_until_ready(self, patience: Patience) -> bool:
+        """Wait until the role is made; raise what its factory raised. Returns False when the time is over."""
         if not self._ready:
-            self._wait_for_a_place(stop)
-            self._start.done.wait()
+            if not (patience.wait_for(self._placed) and patience.wait_for(self._start.done)):
+                return False
             try:
-                self._result(self._start, None)
+                self._result(self._start, patience)
             except Exception:
                 self.end("could not be made")  # an actor without a role is of no use
                 raise
             self._ready = True
+        return True
 
-    def _wait_for_a_place(self, stop: StopSignal | None) -> None:
-        unlisten = listen(stop, self._wake)
-        try:
-            with self._heard:
-                self._heard.wait_for(
-                    lambda: self.node or self.death or (self._homeless and stop is not None and stop.is_set())
-                )
-                if stop is not None and not self.node and self.death is None:
-                    raise stopped(stop)
-        finally:
-            unlisten()
-
-    def _wake(self, reason: str) -> None:
-        with self._heard:
-            self._heard.notify_all()
-
-    def call(self, method: str, args: tuple[Any, ...], stop: StopSignal | None, timeout: float | None) -> Any:
+    def call(self, method: str, args: tuple[Any, ...], patience: Patience) -> Any:
         """Send the call, wait for its reply, and return or raise what it holds."""
+        stop = patience.stop
         parcels: list[Parcel] = []
         body = dumps((method, args), None, parcels)
         boxes = [self._box(parcel) for parcel in parcels]
@@ -199,21 +190,17 @@ class _Life:
         with self._lock:
             self._raise_if_dead()
             self._running = call
-        unlisten: Callable[[], None] | None = None
         try:
             places = [where for where, _ in boxes]
             sent = self._actor.serve.remote(call.number, body, stop is not None, places, *[box for _, box in boxes])
             self._follow(call, sent)
-            unlisten = listen(stop, self.cancel)
-            if not call.done.wait(timeout):
-                self.end(f"did not answer {method} within {timeout:g} s")
-            return self._result(call, stop)
+            if not patience.watch(call.done, self.cancel):
+                self.end(f"did not answer {method} within {patience.timeout:g} s")
+            return self._result(call, patience)
         except (KeyboardInterrupt, SystemExit):
             self.cancel("SIGINT")
             raise
         finally:
-            if unlisten is not None:
-                unlisten()
             with self._lock:
                 self._running = None
 
@@ -222,7 +209,8 @@ class _Life:
             raise self._dead()
 
     def _dead(self) -> Exception:
-        return self._refusal or WorkerDied(f"{self.name} {self.death or 'is closed'}.")
+        died = WorkerStuck if self._stuck else WorkerDied
+        return self._refusal or died(f"{self.name} {self.death or 'is closed'}.")
 
     def _box(self, parcel: Parcel) -> tuple[Any, Any]:
         """Where the parcel's content is, and what it is in: a reference to something in Ray's store, or itself if small."""
@@ -256,18 +244,23 @@ class _Life:
             call.error = error
         call.done.set()
 
-    def _result(self, call: _Call, stop: StopSignal | None) -> Any:
+    def _result(self, call: _Call, patience: Patience) -> Any:
         if call.error is not None:
             raise call.error
         if call.reply is None:
             raise self._dead()
         reference, encoded = call.reply
         fine, value, told = self._encoding.decode(encoded, lambda place: (reference, (1, place)))
-        with self._heard:
-            self._heard.wait_for(lambda: self._taken >= told or self.death is not None, self._hang_timeout)
+        self._hear(told, patience.left(self._hang_timeout))
+        self._deliveries.settle(patience.left(self._hang_timeout))
         if not fine:
-            raise unpack_error(value, self.name, stop)
+            raise unpack_error(value, self.name, patience.stop)
         return value
+
+    def _hear(self, told: int, seconds: float | None) -> None:
+        """Wait until so much of what the actor told is here."""
+        with self._heard:
+            self._heard.wait_for(lambda: self._taken >= told or self.death is not None, seconds)
 
     def cancel(self, reason: str) -> None:
         """Set the stop signal of the call that runs."""
@@ -297,8 +290,7 @@ class _Life:
         if reply is not None:
             fine, value, told = self._encoding.decode(reply[1], lambda place: None)
             error = None if fine else value
-            with self._heard:
-                self._heard.wait_for(lambda: self._taken >= told or self.death is not None, timeout)
+            self._hear(told, timeout)
         self.end("is closed")
         return error
 
@@ -306,6 +298,10 @@ class _Life:
         """Kill the actor, if it has not ended, for this reason."""
         self._die(why)
         self._cluster.kill(self._actor)
+
+    def abandon(self) -> None:
+        """End it without anybody who listens."""
+        self.end("was ended: nobody could listen to it")
 
     def _refuse(self, error: Exception) -> str:
         """Ray will not place it; return why, in short."""
@@ -324,30 +320,33 @@ class _Life:
             self.death = self.death or why
             waiting = [call for call in (self._start, self._running, self._closing) if call is not None]
             self._heard.notify_all()
-        for call in waiting:
-            call.done.set()
+        for signal in (self._placed, *(call.done for call in waiting)):
+            signal.set()
 
     # -- the listening side --------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
         """Take what the actor says until it ends; then release whoever waits for it."""
+        why = "was ended: the thread that listens to it ended"
         try:
             why = self._listen()
         except self._cluster.ray.exceptions.RayActorError as error:
             why = _how_it_ended(error)
         except self._cluster.refusals as error:
             why = self._refuse(error)
-        except Exception as error:
-            why = f"said what cannot be understood ({error!r})"
+        except BaseException as error:  # whatever it is: it is what the callers are told
+            why = f"was ended: it could not be listened to ({error!r})"
             log.exception("%s %s", self.name, why)
-        self._lose(why)
-        self.end(why)
+        finally:
+            self._deliveries.rest()
+            self._lose(why)
+            self.end(why)
 
     def _listen(self) -> str:
         pid, node, address = self._first_word()
         with self._heard:
             self.pid, self.node, self.host = pid, node, "" if node == self._cluster.node else address
-            self._heard.notify_all()
+        self._placed.set()
         leave = self._cluster.attend(node, self._without_machine)
         try:
             return self._take_all()
@@ -356,6 +355,9 @@ class _Life:
 
     def _take_all(self) -> str:
         while self.death is None:
+            if self._deliveries.full:  # nothing is asked for until somebody takes in what was told
+                self._deliveries.wait_for_room(_LOOK)
+                continue
             reference = self._actor.watch.remote(self._hang_timeout / 6)
             found = self._cluster.get(reference, self._hang_timeout)
             if found is None:
@@ -390,27 +392,28 @@ class _Life:
         found: tuple[int, str, str] | None = self._cluster.get(reference, _PATIENCE)
         if found is None:
             log.warning("%s waits for a place in the Ray cluster: %s", self.name, self._cluster.why_not(self._place))
-            with self._heard:
-                self._homeless = True
-                self._heard.notify_all()
             found = self._cluster.ray.get(reference)
         assert found is not None
         self._cluster.has_actors = True
         return found
 
     def _take(self, kind: str, encoded: Any, source: Callable[[int], Any]) -> None:
-        try:
-            value = self._encoding.decode(encoded, source)
-            if kind == "log":
-                name, level, text = value
-                logging.getLogger(name).log(level, "%s: %s", self.name, text)
-            elif self._on_event is not None:
-                self._on_event(value)
-        except Exception:
-            log.exception("what %s told could not be taken in", self.name)
+        if kind == "stuck":
+            self._stuck = True
+            self.end(f"was ended: {self._encoding.decode(encoded, source)}")
+        else:
+            self._deliveries.put(partial(self._deliver, kind, encoded, source))
         with self._heard:
             self._taken += 1
             self._heard.notify_all()
+
+    def _deliver(self, kind: str, encoded: Any, source: Callable[[int], Any]) -> None:
+        value = self._encoding.decode(encoded, source)
+        if kind == "log":
+            name, level, text = value
+            logging.getLogger(name).log(level, "%s: %s", self.name, text)
+        elif self._on_event is not None:
+            self._on_event(value)
 
 
 def _source(reference: Any, item: int, place: int) -> tuple[Any, tuple[int, ...]]:

@@ -11,8 +11,9 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import ray
@@ -20,7 +21,8 @@ import ray
 from lzero_async.calls import pack_error
 from lzero_async.errors import LzeroAsyncError
 from lzero_async.parcels import Parcel, Stored, dumps, loads
-from lzero_async.role_process import Stops, build_role, send_logs
+from lzero_async.role_process import Stops, build_role, send_logs, standard_first
+from lzero_async.step_watch import EXIT_STUCK, GRACE, leave_by
 
 Content = tuple[bytes, Sequence[Any]]  # a parcel's pickle and its buffers
 Encoded = tuple[bytes, list[Content]]  # a value's pickle, and its parcels' contents
@@ -78,8 +80,9 @@ class Host:
         if os.path.isdir(spec["folder"]):
             os.chdir(spec["folder"])
         _print_to(output)
-        sys.path += [entry for entry in spec["sys_path"] if entry not in sys.path]
+        sys.path[:] = standard_first([*sys.path, *(entry for entry in spec["sys_path"] if entry not in sys.path)])
         send_logs(lambda record: self._tell("log", record), spec["log_levels"])
+        leave_by(self._leave)
         return self._answer(lambda: self._make(spec))
 
     def _make(self, spec: dict[str, Any]) -> None:
@@ -116,6 +119,12 @@ class Host:
         with self._emitting:
             self._told += 1
             self._out.put((kind, encoded))
+
+    def _leave(self, sentence: str) -> NoReturn:
+        """A watched call hangs: tell the owner, who kills this actor, and end this process if nobody does."""
+        self._tell("stuck", sentence)
+        time.sleep(GRACE)
+        os._exit(EXIT_STUCK)
 
     @ray.method(concurrency_group="watch")
     def hello(self) -> tuple[int, str, str]:

@@ -17,6 +17,7 @@ from urllib.request import urlopen
 from lzero_async.board import Board, buckets
 from lzero_async.config import one_of
 from lzero_async.errors import ConfigError
+from lzero_async.strict_json import to_json
 
 WANDB_MODES = ("off", "offline", "online")
 STEP = "env_steps"  # the horizontal axis of every scalar at Weights & Biases
@@ -73,7 +74,7 @@ class Records:
     def train(self, row: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, for whoever wants numbers without TensorBoard."""
         with self._metrics.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(to_json(dict(row)) + "\n")
 
     def resume(self, trains: int, env_steps: int) -> None:
         """Forget what a killed run made after its last checkpoint; it is made again.

@@ -6,17 +6,37 @@ import logging
 import os
 import pickle
 import sys
+import sysconfig
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError
 
+_importing: list[Any] = []  # the program, while it is imported here to find the factory of a role in it
+
+
+def standard_library(path: Iterable[str]) -> list[str]:
+    """The entries of a path that hold Python's own modules."""
+    own, packed = sysconfig.get_path("stdlib"), "python{}{}.zip".format(*sys.version_info)
+    return [entry for entry in path if entry == own or os.path.basename(entry) in (packed, "lib-dynload")]
+
+
+def standard_first(path: Sequence[str]) -> list[str]:
+    """A path as it is, but with Python's own modules first: no file of a user takes the place of one of them."""
+    first = standard_library(path)
+    return first + [entry for entry in path if entry not in first]
+
 
 def specification(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
     """What a new process needs to make the role; pickled once, so that a bad factory is refused here."""
+    if _importing:
+        raise ConfigError(
+            f"{name} is started while the program is imported by one of its own workers; put whatever starts workers under "
+            "'if __name__ == \"__main__\":' in the program's file."
+        )
     try:
         data = pickle.dumps(factory)
     except Exception as error:  # whatever its parts raise
@@ -25,7 +45,7 @@ def specification(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
             "with functools.partial for its arguments."
         ) from error
     main = None
-    if b"__main__" in data:
+    if b"__main__" in data or b"__mp_main__" in data:  # the latter is its name in a worker
         from multiprocessing import spawn
 
         found = spawn.get_preparation_data(name)
@@ -35,7 +55,7 @@ def specification(name: str, factory: Callable[..., Any]) -> dict[str, Any]:
         "factory": data,
         "main": main,
         "folder": os.getcwd(),
-        "sys_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
+        "sys_path": standard_first([os.getcwd() if entry == "" else entry for entry in sys.path]),
         "log_levels": levels,
     }
 
@@ -45,7 +65,11 @@ def build_role(spec: dict[str, Any], emit: Callable[[Any], None]) -> Any:
     if spec["main"] is not None:
         from multiprocessing import spawn
 
-        spawn.prepare(spec["main"])
+        _importing.append(spec["main"])
+        try:
+            spawn.prepare(spec["main"])
+        finally:
+            _importing.clear()
     factory = pickle.loads(spec["factory"])
     role = factory(emit)
     if role is None:

@@ -17,7 +17,7 @@ class Scores:
 
     def __init__(self, target: float | None, on_eval: Callable[[EvalResult], None] | None) -> None:
         self._target = None if target is None else real_number("eval_target", target)
-        self._on_eval = on_eval
+        self.on_eval = on_eval
         self._arrived: deque[EvalResult] = deque()
         self.best: EvalResult | None = None
         self.last: EvalResult | None = None
@@ -43,8 +43,8 @@ class Scores:
             best = None if self.best is None else score_of(self.best.value)
             if score is not None and not math.isnan(score) and (best is None or score > best):
                 self.best = result
-            if self._on_eval is not None:
-                self._on_eval(result)
+            if self.on_eval is not None:
+                self.on_eval(result)
 
 
 def score_of(value: Any) -> float | None:

@@ -6,35 +6,35 @@ import _thread
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 
-@contextmanager
-def orderly_stop(stop: Callable[[str], None]) -> Iterator[None]:
-    """In the main thread, the first SIGINT or SIGTERM calls `stop` with its name; the next one acts as it did before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+class OrderlyStop:
+    """From `install` to `restore`, in the main thread: the first SIGINT or SIGTERM calls `stop` with its name; the next one
+    acts as it did before."""
 
-    def restore() -> None:
-        for number, handler in before.items():
+    def __init__(self, stop: Callable[[str], None]) -> None:
+        self._stop = stop
+        self._before: dict[signal.Signals, Any] = {}
+
+    def install(self) -> None:
+        """Take the signals over."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            for number in self._before:
+                signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Give the signals back; any number of times."""
+        for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
-    def handle(number: int, frame: Any) -> None:
-        restore()
+    def _handle(self, number: int, frame: Any) -> None:
+        self.restore()
         # The interrupted code may hold the coordinator's lock, so another thread takes it.
-        _thread.start_new_thread(announce_and_stop, (signal.Signals(number).name,))
+        _thread.start_new_thread(self._announce_and_stop, (signal.Signals(number).name,))
 
-    def announce_and_stop(name: str) -> None:
+    def _announce_and_stop(self, name: str) -> None:
         print(f"{name}: ending in order, after what runs now; once more to interrupt.", file=sys.stderr, flush=True)
-        stop(name)
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        restore()
+        self._stop(name)

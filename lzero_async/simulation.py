@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import heapq
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lzero_async.adaptive import AdaptiveDegree
 from lzero_async.config import one_of, whole_number
@@ -110,6 +110,15 @@ def simulate(
     return run.run()
 
 
+class _Held(NamedTuple):
+    """A finished collect that waits for its commit; they come in this order."""
+
+    deadline: int
+    finished: int
+    worker: int
+    ticket: Ticket
+
+
 class _Pipeline:
     eval_every, async_eval, eval_overlap = 0, False, "latest"
     background: tuple[str, ...] = ()
@@ -127,7 +136,8 @@ class _Pipeline:
         self.trains, self.adaptive, self.seed = trains, adaptive, seed
         self.streams: dict[tuple[str, int], tuple[random.Random, Counter[str]]] = {}
         self.idle_workers = list(range(gate.num_collectors))
-        self.held: list[tuple[int, Ticket]] = []
+        self.held: list[_Held] = []  # a heap
+        self.finished = 0  # collects
         self.handing_over: deque[tuple[int, Ticket]] = deque()  # the first is with the owner, the others wait for it
         self.lag: Counter[int] = Counter()
         self.staleness: Counter[int] = Counter()
@@ -208,19 +218,11 @@ class _Pipeline:
             self.starved = bool(self.held or self.idle_workers)
 
     def _commit_one(self) -> bool:
-        """Commit the first finished collect that may be. Where one may not, none with the same or a later deadline may: those
-        that stay open leave it less room."""
-        blocked = math.inf
-        for held in self.held:
-            worker, ticket = held
-            if ticket.deadline >= blocked:
-                continue
-            if self.gate.try_commit(ticket.id) is not None:
-                self.held.remove(held)
-                self._committed(worker)
-                return True
-            blocked = ticket.deadline
-        return False
+        """Commit the finished collect of the first deadline if it may be: where it may not, none may."""
+        if not self.held or self.gate.try_commit(self.held[0].ticket.id) is None:
+            return False
+        self._committed(heapq.heappop(self.held).worker)
+        return True
 
     def _wanted(self) -> bool:
         gate = self.gate
@@ -249,17 +251,21 @@ class _Pipeline:
 
     def _collect_done(self, payload: tuple[int, Ticket]) -> None:
         if HAND_OVER not in self.durations:
-            self.held.append(payload)
+            self._hold(*payload)
             return
         self.handing_over.append(payload)
         if len(self.handing_over) == 1:
             self._start(HAND_OVER, 0, payload)
 
     def _hand_over_done(self, payload: tuple[int, Ticket]) -> None:
-        self.held.append(payload)
+        self._hold(*payload)
         self.handing_over.popleft()
         if self.handing_over:
             self._start(HAND_OVER, 0, self.handing_over[0])
+
+    def _hold(self, worker: int, ticket: Ticket) -> None:
+        self.finished += 1
+        heapq.heappush(self.held, _Held(ticket.deadline, self.finished, worker, ticket))
 
     def _committed(self, worker: int) -> None:
         self.lag[len(self.gate.waiting)] += 1

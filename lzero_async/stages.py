@@ -9,37 +9,63 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import CoroutineType, FunctionType
 from typing import Any, Final
 
-from lzero_async.activity import WAITING
+from lzero_async.activity import ACTIVE, WAITING
 from lzero_async.clock import RealClock
 from lzero_async.config import real_number
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.gate import Ticket
-from lzero_async.shell import REPLAY, GateShell, MakeWaiter, Parked
+from lzero_async.shell import REPLAY, GateShell, Holder, MakeWaiter, Parked
 from lzero_async.trace import EVALUATOR, LEARNER, TraceWriter, collector
 from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
 from lzero_async.weights import WeightStore
 
-_GIVEN_UP: Final = (Stopped, asyncio.CancelledError, KeyboardInterrupt)  # ends of a run, no failures
+log = logging.getLogger("lzero_async")
+_GIVEN_UP: Final = (Stopped, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)  # ends of a run, no failures
 
 
-class Stage:
-    """One pass of one role through the gate."""
+class StageParts:
+    """What the stages of one coordinator share. `publish` makes up for weights that are overdue, `get_weights` returns the
+    learner's, `after(result, starved)` is called under the lock after every train."""
+
+    def __init__(
+        self,
+        shell: GateShell,
+        weights: WeightStore,
+        *,
+        priority: Callable[[Any], float] | None,
+        publish: Callable[[], None],
+        get_weights: Callable[[], Any] | None,
+        after: Callable[[Any, bool], None],
+        retries: int,
+        learner: LearnerState | None,
+    ) -> None:
+        self.shell, self.weights = shell, weights
+        self.trace: TraceWriter | None = None
+        self.priority, self.publish = priority, publish
+        self.get_weights, self.after = get_weights, after
+        self.retries, self.learner = retries, learner
+
+
+class Stage(Holder):
+    """One pass of one role through the gate. `result` holds what the function returned, once it has."""
 
     name = ""
-    __slots__ = ("shell", "start", "ticket", "trace", "track", "weights")
+    track = LEARNER
+    start = -1.0
+    ticket: Ticket = REPLAY
+    result: tuple[Any] | None = None
+    shown = ""
 
-    def __init__(self, shell: GateShell, weights: WeightStore, trace: TraceWriter | None) -> None:
-        self.shell = shell
-        self.weights = weights
-        self.trace = trace
-        self.track = LEARNER
-        self.start = -1.0
-        self.ticket: Ticket = REPLAY
+    def __init__(self, parts: StageParts, run: object) -> None:
+        self.parts = parts
+        self.shell = parts.shell
+        self.run = run
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         """Ask the gate to let this stage start."""
@@ -53,13 +79,15 @@ class Stage:
 
     def began(self) -> None:
         """Tell whoever looks on that the stage is at work."""
+        self.shown = ACTIVE
         self.shell.activity.enter(self.track, self.name, self.start)
-        if self.trace is not None:
-            self.trace.counters(self.start, **_counters(self.shell))
+        if self.parts.trace is not None:
+            self.parts.trace.counters(self.start, **_counters(self.shell))
 
     def ended(self, now: float) -> None:
         """Tell whoever looks on that it is not any more."""
         self.shell.activity.leave(self.track, now)
+        self.shown = ""
 
     def context(self) -> Any:
         """What the function gets if it wants it."""
@@ -69,43 +97,46 @@ class Stage:
         """The function returned `result`."""
         raise AssertionError
 
-    def fail(self, error: BaseException) -> None:
-        """The stage ends without a result."""
+    def finish(self) -> None:
+        """Under the lock, with a result: count what ran, since an interrupt came before that."""
         raise AssertionError
 
-    def recover(self, error: BaseException) -> bool:
-        """The function raised: return whether to start it again; otherwise the stage has failed."""
-        self.fail(error)
+    def again(self, error: BaseException) -> bool:
+        """The function raised: return whether to start it again."""
         return False
 
-    def failed_at(self, error: BaseException) -> float:
-        """Trace the end without a result, which is a failure unless the run has ended; return the time."""
-        end = self.shell.clock.now()
-        if self.start < 0:  # interrupted before it began
-            self.start = end
-        self.ended(end)
-        if self.trace is not None:
+    def let_go(self, error: BaseException, *, locked: bool = False) -> None:
+        """The call ends with `error`, from the function or from anywhere else: nothing may be left behind."""
+        now = self.shell.clock.now()
+        given_up = isinstance(error, _GIVEN_UP)
+        let_go = self.shell.let_go_locked if locked else self.shell.let_go
+        let_go(self, failed=not given_up, result=self.result, finish=self.finish, since=self.start)
+        if self.shown == ACTIVE:
+            self.ended(now)
+            self.show_failure(error, now)
+        elif self.shown:
+            self.shell.activity.leave(self.track, now, WAITING)
+
+    def show_failure(self, error: BaseException, end: float) -> None:
+        """Trace the end without a result, which is a failure unless the run has ended."""
+        if self.parts.trace is not None:
             how = "cut off" if isinstance(error, _GIVEN_UP) else "failed"
-            self.trace.span(self.track, f"{self.name} {how}", self.start, end, version=self.ticket.version)
-        return end
+            self.parts.trace.span(self.track, f"{self.name} {how}", self.start, end, version=self.ticket.version)
 
     def waits(self, parked: Parked) -> None:
         """A wait begins."""
+        self.shown = WAITING
         self.shell.activity.enter(self.track, f"wait {parked.kind}", parked.since, WAITING)
-
-    def gave_up(self, parked: Parked) -> None:
-        """A wait was interrupted."""
-        self.shell.activity.leave(self.track, self.shell.clock.now(), WAITING)
-        self.shell.withdraw(parked)
 
     def waited(self, parked: Parked) -> Ticket:
         """A wait is over: trace it, and return what was granted."""
         end = self.shell.clock.now()
         self.shell.activity.leave(self.track, end, WAITING)
-        if self.trace is not None:
-            self.trace.span(self.track, f"wait {parked.kind}", parked.since, end)
+        self.shown = ""
+        if self.parts.trace is not None:
+            self.parts.trace.span(self.track, f"wait {parked.kind}", parked.since, end)
             if parked.kind == "commit":
-                self.trace.counters(end, **_counters(self.shell))
+                self.parts.trace.counters(end, **_counters(self.shell))
         return self.shell.served(parked)
 
 
@@ -113,88 +144,66 @@ class CollectStage(Stage):
     """A collect: admitted with a ticket, committed as a batch."""
 
     name = "collect"
-    __slots__ = ("priority", "worker")
 
-    def __init__(
-        self,
-        shell: GateShell,
-        weights: WeightStore,
-        trace: TraceWriter | None,
-        worker: int,
-        priority: Callable[[Any], float] | None = None,
-    ) -> None:
-        self.shell = shell
-        self.weights = weights
-        self.trace = trace
-        self.start = -1.0
-        self.worker = worker
-        self.priority = priority
+    def __init__(self, parts: StageParts, run: object, worker: int) -> None:
+        self.parts = parts
+        self.shell = parts.shell
+        self.run = run
         self.track = collector(worker)
+        self.worker = worker
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
-        return self.shell.request_collect(make_waiter)
+        gate = self.shell.gate
+        if gate.version - gate.published >= gate.publish_every:
+            self.parts.publish()
+        return self.shell.request_collect(make_waiter, self)
 
     def context(self) -> CollectContext:
         ticket = self.ticket
-        return CollectContext(self.worker, ticket.id, ticket.version, self.weights.latest(), self.shell)
+        return CollectContext(self.worker, ticket.id, ticket.version, self.parts.weights.latest(), self.shell)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
         shell, ticket = self.shell, self.ticket
         end = shell.clock.now()
         priority = self._ranked(result)
         self.ended(end)
-        if self.trace is not None:
-            self.trace.collect(self.track, self.start, end, ticket.id, ticket.version)
-        left = shell.request_commit(ticket, result, self.start, end, make_waiter, priority)
-        if self.trace is not None:
-            self.trace.counters(end, **_counters(shell))
+        if self.parts.trace is not None:
+            self.parts.trace.collect(self.track, self.start, end, ticket.id, ticket.version)
+        left = shell.request_commit(ticket, result, self.start, end, make_waiter, priority, self)
+        if self.parts.trace is not None:
+            self.parts.trace.counters(end, **_counters(shell))
         return left
 
     def _ranked(self, result: Any) -> float:
         """The batch's priority, if there are priorities; a failure of the user's function is one of the collect."""
-        if self.priority is None:
+        if self.parts.priority is None:
             return 0.0
         try:
-            return real_number("the priority of a batch", self.priority(result))
-        except BaseException as error:
-            self.fail(error)
+            return real_number("the priority of a batch", self.parts.priority(result))
+        except BaseException:
+            self.result = None
             raise
-
-    def fail(self, error: BaseException) -> None:
-        end = self.failed_at(error)
-        self.shell.end_collect(self.ticket, self.start, end, failed=not isinstance(error, _GIVEN_UP))
 
 
 class TrainStage(Stage):
     """A train of the oldest batch, or a replay; publishes the weights when they are due."""
 
     name = "train"
-    __slots__ = ("_after", "_before", "_get_weights", "_learner", "_retries")
+    _before: Mapping[str, Any] | None = None
 
-    def __init__(
-        self,
-        shell: GateShell,
-        weights: WeightStore,
-        trace: TraceWriter | None,
-        get_weights: Callable[[], Any] | None,
-        after: Callable[[Any, bool], None],
-        retries: int,
-        learner: LearnerState | None,
-    ) -> None:
-        super().__init__(shell, weights, trace)
-        self._get_weights = get_weights
-        self._after = after
-        self._retries = retries
-        self._learner = learner
-        self._before: Mapping[str, Any] | None = None
+    def __init__(self, parts: StageParts, run: object) -> None:
+        self.parts = parts
+        self.shell = parts.shell
+        self.run = run
+        self._retries = parts.retries
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
-        return self.shell.request_train(make_waiter)
+        return self.shell.request_train(make_waiter, self)
 
     def enter(self, ticket: Ticket) -> None:
         self.ticket = ticket
-        if self._retries and self._learner is not None:
-            self._before = copy.deepcopy(self._learner.state_dict())  # torch's state_dict holds references
+        if self._retries and self.parts.learner is not None:
+            self._before = copy.deepcopy(self.parts.learner.state_dict())  # torch's state_dict holds references
         self.start = self.shell.clock.now()
         self.began()
 
@@ -209,45 +218,51 @@ class TrainStage(Stage):
         shell, gate = self.shell, self.shell.gate
         end = shell.clock.now()
         version = gate.version + 1
-        published = False
-        try:
-            if version - gate.published >= gate.publish_every:
-                if self._get_weights is not None:
-                    self.weights.publish(self._get_weights(), version)
-                    if self.trace is not None:
-                        self.trace.published(end, shell.clock.now(), version)
-                published = True
-        finally:
-            self.ended(shell.clock.now())
-            shell.finish_train(self.start, end, published, self._after, result)
-        if self.trace is not None:
+        if version - gate.published >= gate.publish_every and self.parts.get_weights is not None:
+            self.parts.weights.publish(self.parts.get_weights(), version)
+            if self.parts.trace is not None:
+                self.parts.trace.published(end, shell.clock.now(), version)
+        self.ended(shell.clock.now())
+        self._finish(end)
+        if self.parts.trace is not None:
             self._show(end, version)
-            self.trace.counters(shell.clock.now(), **_counters(shell))
+            self.parts.trace.counters(shell.clock.now(), **_counters(shell))
         return None
 
+    def finish(self) -> None:
+        self._finish(self.shell.clock.now())
+
+    def _finish(self, end: float) -> None:
+        assert self.result is not None
+        gate = self.shell.gate
+        version = gate.version + 1
+        published = version - gate.published >= gate.publish_every
+        if published and self.parts.get_weights is not None:
+            latest = self.parts.weights.latest()
+            published = latest is not None and latest.version == version
+        self.shell.finish_train(self.start, end, published, self.parts.after, self.result[0])
+
     def _show(self, end: float, version: int) -> None:
-        assert self.trace is not None
+        assert self.parts.trace is not None
         if self.ticket is REPLAY:
-            self.trace.span(LEARNER, "replay", self.start, end, version=version)
+            self.parts.trace.span(LEARNER, "replay", self.start, end, version=version)
         else:
-            self.trace.train(self.start, end, self.ticket.id, version, version - 1 - self.ticket.version)
+            self.parts.trace.train(self.start, end, self.ticket.id, version, version - 1 - self.ticket.version)
 
-    def fail(self, error: BaseException) -> None:
-        end = self.failed_at(error)
-        self.shell.fail_train(self.start, end)
-
-    def recover(self, error: BaseException) -> bool:
+    def again(self, error: BaseException) -> bool:
         again = self._retries > 0 and self._before is not None and isinstance(error, Exception)
-        if not again or self._learner is None or self.shell.is_set():
-            self.fail(error)
+        if not again or self.parts.learner is None or self.shell.is_set():
             return False
         self._retries -= 1
-        self.ended(self.shell.clock.now())
-        try:
-            self._learner.load_state_dict(self._before or {})
-        except BaseException:
-            self.fail(error)
-            raise
+        end = self.shell.clock.now()
+        self.ended(end)
+        self.show_failure(error, end)
+        known = self.shell.count_failed_train(self.start, end, error)
+        log.warning(
+            "train failed (%r); it is tried again from the state before it, at most %d more time(s)",
+            error, self._retries + 1, exc_info=None if known else error,
+        )  # fmt: skip
+        self.parts.learner.load_state_dict(self._before or {})
         return True
 
 
@@ -255,54 +270,61 @@ class EvalStage(Stage):
     """An evaluation in the learner's turn: the evaluator is at work, and the learner waits for it."""
 
     name = "eval"
-    __slots__ = ()
 
     def began(self) -> None:
+        self.shown = ACTIVE
         self.shell.activity.enter(EVALUATOR, self.name, self.start)
         self.shell.activity.enter(LEARNER, "wait eval", self.start, WAITING)
 
     def ended(self, now: float) -> None:
         self.shell.activity.leave(EVALUATOR, now)
         self.shell.activity.leave(LEARNER, now, WAITING)
+        self.shown = ""
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
-        return self.shell.request_eval(make_waiter)
+        return self.shell.request_eval(make_waiter, self)
 
     def context(self) -> EvalContext:
-        snapshot = self.weights.latest()
+        snapshot = self.parts.weights.latest()
         return EvalContext(self.ticket.version if snapshot is None else snapshot.version, snapshot, self.shell)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
         end = self.shell.clock.now()
         self.shell.finish_eval(self.start, end, failed=False)
         self.ended(end)
-        if self.trace is not None:
-            self.trace.span(LEARNER, "eval", self.start, end, version=self.ticket.version)
+        if self.parts.trace is not None:
+            self.parts.trace.span(LEARNER, "eval", self.start, end, version=self.ticket.version)
         return None
 
-    def fail(self, error: BaseException) -> None:
-        end = self.failed_at(error)
-        self.shell.finish_eval(self.start, end, failed=True)
+
+# A driver catches everything around a function of its own: Python does not guard the line of an inner `try` itself.
 
 
 def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
     """Run a stage with a plain callable in the calling thread."""
+    try:
+        return _pass_through(stage, fn, with_context, timeout)
+    except BaseException as error:
+        stage.let_go(error)
+        raise
+
+
+def _pass_through(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
     make_waiter = stage.shell.clock.waiter
     asked = stage.ask(make_waiter)
     ticket = stage.ticket = asked if isinstance(asked, Ticket) else _block(stage, asked, timeout)
-    while True:
+    while stage.result is None:
         try:
             stage.enter(ticket)
-            result = fn(stage.context()) if with_context else fn()
-            if type(result) is CoroutineType:
-                result.close()
-                raise TypeError(
-                    f"{fn!r} returned a coroutine but is not a coroutine function; declare it with async def."
-                )
-            break
+            stage.result = (fn(stage.context()) if with_context else fn(),)
         except BaseException as error:
-            if not stage.recover(error):
+            if not stage.again(error):
                 raise
+    result = stage.result[0]
+    if type(result) is CoroutineType:
+        stage.result = None
+        result.close()
+        raise TypeError(f"{fn!r} returned a coroutine but is not a coroutine function; declare it with async def.")
     left = stage.leave(result, make_waiter)
     if isinstance(left, Parked):
         _block(stage, left, timeout)
@@ -311,11 +333,7 @@ def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeo
 
 def _block(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
     stage.waits(parked)
-    try:
-        parked.waiter.wait(timeout)
-    except BaseException:
-        stage.gave_up(parked)
-        raise
+    parked.waiter.wait(timeout)
     return stage.waited(parked)
 
 
@@ -323,6 +341,19 @@ async def run_awaitable(
     stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
 ) -> Any:
     """Run a stage with a coroutine function; the event loop is never blocked."""
+    try:
+        return await _await_through(stage, fn, with_context, timeout)
+    except GeneratorExit as error:  # the garbage collector ends a task whose loop is closed, maybe under the lock
+        stage.shell.when_unlocked(partial(stage.let_go, error, locked=True))
+        raise
+    except BaseException as error:
+        stage.let_go(error)
+        raise
+
+
+async def _await_through(
+    stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
+) -> Any:
     if not isinstance(stage.shell.clock, RealClock):
         raise ConfigError("A virtual clock knows threads only; run coroutine functions on the real clock.")
     loop = asyncio.get_running_loop()
@@ -332,58 +363,34 @@ async def run_awaitable(
 
     asked = stage.ask(make_waiter)
     ticket = stage.ticket = asked if isinstance(asked, Ticket) else await _pause(stage, asked, timeout)
-    while True:
+    while stage.result is None:
         try:
             stage.enter(ticket)
-            result = await (fn(stage.context()) if with_context else fn())
-            break
-        except GeneratorExit:
-            stage.shell.when_unlocked(partial(_forget, stage))
-            raise
+            stage.result = (await (fn(stage.context()) if with_context else fn()),)
         except BaseException as error:
-            if not stage.recover(error):
+            if not stage.again(error):
                 raise
-    left = stage.leave(result, make_waiter)
+    left = stage.leave(stage.result[0], make_waiter)
     if isinstance(left, Parked):
         await _pause(stage, left, timeout)
-    return result
+    return stage.result[0]
 
 
 async def _pause(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
     assert isinstance(parked.waiter, FutureWaiter)
     stage.waits(parked)
-    try:
-        await asyncio.wait((parked.waiter.future,), timeout=timeout)
-    except GeneratorExit:  # the garbage collector ends a task whose loop is closed; whoever serves it finds that out
-        stage.shell.activity.leave(stage.track, stage.shell.clock.now(), WAITING)
-        raise
-    except BaseException:
-        stage.gave_up(parked)
-        raise
+    await asyncio.wait((parked.waiter.future,), timeout=timeout)
     return stage.waited(parked)
 
 
 def _counters(shell: GateShell) -> dict[str, int]:
-    """What the trace counts, as it is now; nobody holds the lock for it, so each value is one of the last moment."""
+    """What the trace counts, as it is now."""
     gate = shell.gate
-    lag = len(gate.waiting)
-    queue = lag - (gate.running == "train")
-    counters = {"lag": lag, "queue": max(0, queue), "open_collects": len(gate.tickets), "degree": gate.degree}
-    return counters if gate.capacity is None else {**counters, "queue_capacity": gate.capacity}
-
-
-def _forget(stage: Stage) -> None:
-    """Under the lock: the coroutine of this stage was thrown away."""
-    gate = stage.shell.gate
-    stage.ended(stage.shell.clock.now())
-    if isinstance(stage, CollectStage):
-        if stage.ticket.id in gate.tickets:
-            gate.abandon(stage.ticket.id)
-    elif isinstance(stage, TrainStage):
-        if gate.running in ("train", "replay"):
-            gate.fail_train()
-    elif gate.running == "eval":
-        gate.finish_eval()
+    with shell.lock:  # a full queue holds one more for the moment in which it drops one
+        lag = len(gate.waiting)
+        queue = lag - (gate.running == "train")
+        counters = {"lag": lag, "queue": queue, "open_collects": len(gate.tickets), "degree": gate.degree}
+        return counters if gate.capacity is None else {**counters, "queue_capacity": gate.capacity}
 
 
 class FutureWaiter:

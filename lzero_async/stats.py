@@ -24,6 +24,9 @@ class Recorder:
         self.first_start: float | None = None
         self.last_end = 0.0
         self.earlier_wall = 0.0
+        self.queued = -1  # batches that wait for a train since `queue_at`; -1 before anybody looked
+        self.room = 0  # for such batches, since `queue_from`; the area is what waited since then, times how long
+        self.queue_at = self.queue_from = self.queue_area = 0.0
         self.reset({})
 
     def reset(self, base: Mapping[str, int]) -> None:
@@ -32,7 +35,16 @@ class Recorder:
         self.sums = dict.fromkeys(_SUMS, 0.0)
         self.staleness = {}
         self.first_start = None
-        self.last_end = self.earlier_wall = 0.0
+        self.last_end = self.earlier_wall = self.queue_area = 0.0
+        self.queued = -1
+
+    def new_stretch(self) -> None:
+        """A run begins: the time since the last stage ended was a pause and is no part of the wall time."""
+        self.sums["queue_used"], self.sums["queue_room"] = self.queue_seconds()
+        self.earlier_wall = self.wall()
+        self.first_start = None
+        self.last_end = self.queue_area = 0.0
+        self.queued = -1
 
     def count(self, gate: Gate, name: str) -> int:
         """One of the gate's counters since the last reset."""
@@ -64,10 +76,10 @@ class Recorder:
         """A role waited for the gate."""
         self.sums[f"{role}_wait"] += seconds
 
-    def train_started(self, staleness: int) -> None:
-        """A batch of this staleness went into training."""
+    def trained_on(self, staleness: int) -> None:
+        """A batch was trained that had this staleness when its train started."""
         sums, counts = self.sums, self.staleness
-        key = staleness_key(staleness)
+        key = staleness if staleness <= EXACT_STALENESS else staleness_key(staleness)
         counts[key] = counts.get(key, 0) + 1
         sums["staleness"] += staleness
         sums["staleness_runs"] += 1
@@ -82,6 +94,32 @@ class Recorder:
         if lag > sums["lag_max"]:
             sums["lag_max"] = lag
 
+    def queue_is(self, queued: int, now: float) -> None:
+        """From now on so many batches wait for a train."""
+        if self.queued >= 0:
+            self.queue_area += self.queued * (now - self.queue_at)
+        else:
+            self.queue_from = now
+        self.queue_at = now
+        self.queued = queued
+
+    def room_is(self, room: int, now: float) -> None:
+        """From now on so many batches may wait for a train."""
+        if self.queued >= 0:
+            self.queue_is(self.queued, now)
+            self.sums["queue_used"], self.sums["queue_room"] = self.queue_seconds()
+            self.queue_area, self.queue_from = 0.0, now
+        self.room = room
+
+    def queue_seconds(self) -> tuple[float, float]:
+        """The seconds that batches have waited for a train, and the most that they could have, until the last stage ended."""
+        used, room = self.sums["queue_used"], self.sums["queue_room"]
+        if self.queued < 0 or not self.room:
+            return used, room
+        more = max(0.0, self.last_end - self.queue_at)
+        used += self.queue_area + self.queued * more
+        return used, room + self.room * (self.queue_at + more - self.queue_from)
+
     def sampled(self, report: TrainReport) -> None:
         """The age of the replayed samples that a train reported."""
         if report.sample_age_mean is not None:
@@ -91,7 +129,8 @@ class Recorder:
             self.sums["age_max"] = max(self.sums["age_max"], report.sample_age_max)
 
     def wall(self) -> float:
-        """Seconds from the first start of a stage to the last end, the time before a resume included."""
+        """Seconds from the first start of a stage to the last end, of every run: pauses between runs are left out, the time
+        before a resume is not."""
         return self.earlier_wall + (0.0 if self.first_start is None else max(0.0, self.last_end - self.first_start))
 
     def snapshot(self, gate: Gate) -> dict[str, Any]:
@@ -114,6 +153,7 @@ class Recorder:
             "lag_bound": max(1, gate.degree) if gate.capacity is None else gate.capacity + 1,
             "mean_lag": _ratio(sums["lag"], sums["lag_runs"]),
             "max_lag": int(sums["lag_max"]),
+            "queue_fill": min(1.0, _ratio(*self.queue_seconds())),
             "collect_avg_time": _ratio(sums["collect_time"], sums["collect_runs"]),
             "train_avg_time": _ratio(sums["train_time"], sums["train_runs"]),
             "eval_avg_time": _ratio(sums["eval_time"], sums["eval_runs"]),
@@ -133,6 +173,7 @@ class Recorder:
             "dropped": self.count(gate, "dropped"),
             "failed": self.count(gate, "failed"),
             "abandoned": self.count(gate, "abandoned"),
+            "train_failures": int(sums["train_failures"]),
             "restarts": int(sums["restarts"]),
             "retired": int(sums["retired"]),
             "degree_changes": int(sums["degree_changes"]),
@@ -141,19 +182,28 @@ class Recorder:
     def state_dict(self) -> dict[str, Any]:
         """The sums as plain numbers."""
         counts = sorted(self.staleness.items())
-        return {"sums": dict(self.sums), "base": dict(self.base), "wall": self.wall(), "staleness": counts}
+        used, room = self.queue_seconds()
+        sums = {**self.sums, "queue_used": used, "queue_room": room}
+        return {"sums": sums, "base": dict(self.base), "wall": self.wall(), "staleness": counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from a saved state."""
         try:
-            sums = {name: float(state["sums"].get(name, 0.0)) for name in _SUMS}
-            base = {name: int(state["base"].get(name, 0)) for name in COUNTERS}
-            wall = float(state["wall"])
-            staleness = {int(age): int(number) for age, number in state.get("staleness", ())}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            sums = {name: _saved(state["sums"].get(name, 0.0)) for name in _SUMS}
+            base = {name: int(_saved(state["base"].get(name, 0))) for name in COUNTERS}
+            wall = _saved(state["wall"])
+            staleness = {int(_saved(age)): int(_saved(number)) for age, number in state.get("staleness", ())}
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(f"The saved statistics cannot be read ({error!r}); use another checkpoint.") from error
         self.reset(base)
         self.sums, self.earlier_wall, self.staleness = sums, wall, staleness
+
+
+def _saved(value: Any) -> float:
+    """A number of a saved state, which is neither negative nor endless."""
+    if isinstance(value, (bool, str)) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is no number from 0 on")
+    return value if isinstance(value, int) else float(value)
 
 
 def staleness_key(staleness: int) -> int:
@@ -187,6 +237,8 @@ def format_box(statistics: Mapping[str, Any]) -> str:
     lines.append(
         f"  Dropped: {s['dropped']}, failed: {s['failed']}, abandoned: {s['abandoned']}, restarts: {s['restarts']}"
     )
+    if s["train_failures"]:
+        lines.append(f"  Trains that failed: {s['train_failures']}")
     if s["retired"]:
         lines.append(f"  Collectors that failed too often and were retired: {s['retired']}")
     if s["degree_changes"]:
@@ -216,9 +268,12 @@ _SUMS: Final = (
     "lag",
     "lag_runs",
     "lag_max",
+    "queue_used",
+    "queue_room",
     "age",
     "age_runs",
     "age_max",
+    "train_failures",
     "restarts",
     "retired",
     "degree_changes",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.errors import ConfigError
+from lzero_async.strict_json import to_json
 
 SUMMARY: Final = "summary.json"
 FORMAT: Final = 1
@@ -30,7 +31,7 @@ PACKAGES: Final = (
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write it in one step: whoever reads finds the old one or the new one."""
     new = folder / f"{SUMMARY}.new"
-    lines = [f"{json.dumps(name)}: {json.dumps(value, default=_plain)}" for name, value in summary.items()]
+    lines = [f"{to_json(name)}: {to_json(value)}" for name, value in summary.items()]
     new.write_text(
         "{\n" + ",\n".join([f'"format": {FORMAT}', *lines]) + "\n}\n"
     )  # a line each: indenting long lists is slow
@@ -78,8 +79,3 @@ def machine() -> dict[str, Any]:
         "memory_bytes": memory,
         "gpus": gpus,
     }
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch as numbers, what JSON does not know as text."""
-    return getattr(value, "item", lambda: str(value))()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from lzero_async.errors import LzeroAsyncError
 from lzero_async.types import Clock, Waiter
 
 
@@ -16,42 +17,69 @@ class ThreadGroup:
     def __init__(self, clock: Clock, name: str) -> None:
         self._clock = clock
         self._name = name
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._names: dict[int, str] = {}
+        self._keys: dict[int, int] = {}  # by the thread's identity
         self._started = 0
         self._changes = 0
         self._watchers: list[Waiter] = []
         self.failures: list[BaseException] = []
 
     def start(self, name: str, target: Callable[[], object]) -> None:
-        """Run `target()` in a new daemon thread; what it raises goes to `failures`."""
-        token = self._clock.thread_starting()
-        with self._lock:
-            key = self._started = self._started + 1
-            self._names[key] = name
+        """Run `target()` in a new daemon thread; what it raises goes to `failures`. Raises LzeroAsyncError if the system
+        has no thread left."""
+        key, token = -1, None
 
         def body() -> None:
             self._clock.thread_started(token)
             try:
-                target()
+                with self.lock:
+                    wanted = key in self._names
+                    self._keys[threading.get_ident()] = key
+                if wanted:
+                    target()
             except BaseException as error:
                 self.failures.append(error)
             finally:
-                with self._lock:
-                    del self._names[key]
+                with self.lock:
+                    self._names.pop(key, None)
+                    self._keys.pop(threading.get_ident(), None)
                 self.nudge()
                 self._clock.thread_ended()
 
-        threading.Thread(target=body, name=f"{self._name}-{name}", daemon=True).start()
+        thread = threading.Thread(target=body, name=f"{self._name}-{name}", daemon=True)
+        try:
+            with self.lock:
+                key = self._started = self._started + 1
+                self._names[key] = name
+            token = self._clock.thread_starting()
+            thread.start()
+        except BaseException as error:
+            if thread.ident is None:  # also one that is interrupted on its way: it finds that it is not wanted
+                with self.lock:
+                    self._names.pop(key, None)
+                if token is not None:
+                    self._clock.thread_not_started(token)
+            if isinstance(error, (RuntimeError, MemoryError)):
+                raise LzeroAsyncError(
+                    f"No thread can be started for {name} ({error}); raise the limit of threads (ulimit -u), or use fewer "
+                    "workers."
+                ) from error
+            raise
 
     def alive(self) -> list[str]:
         """The names of the threads that have not ended."""
-        with self._lock:
+        with self.lock:
             return list(self._names.values())
+
+    def _others(self) -> list[str]:
+        with self.lock:
+            own = self._keys.get(threading.get_ident())
+            return [name for key, name in self._names.items() if key != own]
 
     def nudge(self) -> None:
         """Count a change and wake everybody in `wait_for_change`."""
-        with self._lock:
+        with self.lock:
             self._changes += 1
             watchers, self._watchers = self._watchers, []
         for watcher in watchers:
@@ -59,7 +87,7 @@ class ThreadGroup:
 
     def wait_for_change(self, since: int, timeout: float | None = None) -> int:
         """Wait until there were more than `since` changes (threads that ended, and nudges); return their number."""
-        with self._lock:
+        with self.lock:
             if self._changes > since:
                 return self._changes
             waiter = self._clock.waiter()
@@ -67,16 +95,16 @@ class ThreadGroup:
         try:
             waiter.wait(timeout)
         finally:
-            with self._lock:
+            with self.lock:
                 if waiter in self._watchers:
                     self._watchers.remove(waiter)
         return self._changes
 
     def join(self, timeout: float | None) -> list[str]:
-        """Wait until all threads have ended or the time is over; return the names of those that are left."""
+        """Wait until all threads but the calling one have ended or the time is over; return the names of those left."""
         deadline = None if timeout is None else self._clock.now() + timeout
         changes = 0
-        while left := self.alive():
+        while left := self._others():
             remaining = None if deadline is None else deadline - self._clock.now()
             if remaining is not None and remaining <= 0:
                 return left
@@ -88,7 +116,7 @@ class LoopRunner:
     """Runs coroutines of one thread on one event loop of its own, so that clients bound to a loop keep working."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an interrupt may leave it locked in its own thread, which asks again
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False

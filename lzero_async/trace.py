@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.errors import ConfigError
+from lzero_async.strict_json import to_json
 
 LEARNER: Final = "learner"
 EVALUATOR: Final = "evaluator"
@@ -45,7 +46,7 @@ class TraceWriter:
             raise ConfigError(
                 f"The trace cannot be written to {str(path)!r} ({error.strerror}); choose another path."
             ) from error
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self._tracks: dict[str, int] = {}
         self._pids: dict[str, int] = {}
         self._last_tid = 0
@@ -58,16 +59,16 @@ class TraceWriter:
 
     def locate(self, track: str, pid: int) -> None:
         """From now on this track's spans are work of the process `pid`."""
-        with self._lock:
+        with self.lock:
             if self._pids.get(track) == pid:
                 return
             self._pids[track] = pid
             self._tracks.pop(track, None)
             self._pending.append(_metadata("process_name", pid, 0, track))
 
-    def span(self, track: str, name: str, start: float, end: float, **args: int) -> None:
+    def span(self, track: str, name: str, start: float, end: float, /, **args: Any) -> None:
         """Record what `track` did from `start` to `end` (seconds)."""
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._span(track, name, start, end, args)
                 self._flush_if_due(end)
@@ -75,7 +76,7 @@ class TraceWriter:
     def collect(self, track: str, start: float, end: float, batch: int, version: int) -> None:
         """Record a collect, the arrow from the publication whose weights it played with, and the one to the train that will
         use its batch."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             pid, tid = self._span(track, "collect", start, end, {"batch": batch, "version": version})
@@ -87,7 +88,7 @@ class TraceWriter:
 
     def train(self, start: float, end: float, batch: int, version: int, staleness: int) -> None:
         """Record a train and the end of the arrow from its batch's collect."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             args = {"batch": batch, "version": version, "staleness": staleness}
@@ -97,7 +98,7 @@ class TraceWriter:
 
     def published(self, start: float, end: float, version: int) -> None:
         """Record a publication of weights; collects that load them get an arrow from it."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             pid, tid = self._span(LEARNER, "publish", start, end, {"version": version})
@@ -108,7 +109,7 @@ class TraceWriter:
 
     def counters(self, at: float, **values: int) -> None:
         """Record the counters that changed; each is a track of its own, its name without underscores."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             for name, value in values.items():
@@ -122,7 +123,7 @@ class TraceWriter:
 
     def instant(self, track: str, name: str, at: float) -> None:
         """Record a moment, such as a change of the degree."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             tid = self._tracks.get(track) or self._new_track(track)
@@ -131,7 +132,7 @@ class TraceWriter:
 
     def close(self) -> None:
         """Write what is left and end the file."""
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._flush(self._flushed_at)
             if not self._closed:
@@ -199,7 +200,7 @@ def _quoted(name: str) -> str:
 
 
 def _encoded(value: Any) -> str:
-    return json.dumps(value, default=lambda item: getattr(item, "item", lambda: str(item))())
+    return to_json(value)
 
 
 def _metadata(kind: str, pid: int, tid: int, name: str) -> str:

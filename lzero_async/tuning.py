@@ -140,7 +140,7 @@ class QueueSizeTuner(_Tuner):
         self.use = least, most
 
     def after_train(self, fill: float) -> Tuning | None:
-        """Take one train into account, after which `fill` items wait in the queue."""
+        """Take one train into account: since the one before, `fill` items have waited in the queue on average."""
         means = self._means(fill=fill)
         if means is None:
             return None

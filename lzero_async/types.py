@@ -120,7 +120,7 @@ class Waiter(Protocol):
         """Block until `wake` or for `timeout` seconds; return whether it was woken."""
 
     def wake(self) -> None:
-        """Wake the thread that waits, or will wait, here. At most once."""
+        """Wake the thread that waits, or will wait, here. Once is enough, and more does no harm."""
 
 
 class Clock(Protocol):
@@ -140,6 +140,9 @@ class Clock(Protocol):
 
     def thread_started(self, token: Any) -> None:
         """Called first in the new thread."""
+
+    def thread_not_started(self, token: Any) -> None:
+        """Called by the starter instead, when there is no such thread after all."""
 
     def thread_ended(self) -> None:
         """Called last in the new thread."""

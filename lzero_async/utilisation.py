@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lzero_async.gate import Gate
 from lzero_async.progress import table
 
 TARGETS: Final = {"queue": (0.5, 0.8), "buffer": (0.7, 0.9), "cpu": (0.8, 1.0), "gpu": (0.9, 1.0)}
@@ -158,22 +157,24 @@ def _queued_seconds(pids: Iterable[int]) -> float | None:
 
 
 class QueueUse:
-    """How full the line of waiting batches is when the learner takes one, that one included: `mean` so far (None before the
-    first look and at degree 0) and `fill` at the last look."""
+    """How much of the queue is in use, over time, without the batch that is being trained. `seconds()` gives the seconds that
+    batches have waited, and the most that they could have (`coordinator.queue_seconds`)."""
 
-    def __init__(self) -> None:
-        self.mean: float | None = None
-        self.fill = 0
-        self._looks = 0
+    def __init__(self, seconds: Callable[[], tuple[float, float]]) -> None:
+        self._seconds = seconds
+        self._before = 0.0, 0.0
 
-    def look(self, gate: Gate) -> None:
-        """Call it when a train starts."""
-        room = gate.capacity or gate.degree
-        if room:
-            self._looks += 1
-            self.fill = min(room, len(gate.waiting))
-            before = self.mean or 0.0
-            self.mean = before + (self.fill / room - before) / self._looks
+    @property
+    def mean(self) -> float | None:
+        """Of the whole run; None before it and at degree 0."""
+        used, room = self._seconds()
+        return min(1.0, used / room) if room > 0 else None
+
+    def lately(self) -> float:
+        """Since the last call of this."""
+        used, room = now = self._seconds()
+        (earlier, before), self._before = self._before, now
+        return min(1.0, max(0.0, used - earlier) / (room - before)) if room > before else 0.0
 
 
 def compare(values: Mapping[str, float | None]) -> list[TargetRow]:

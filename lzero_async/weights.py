@@ -18,13 +18,13 @@ class WeightStore:
 
     def __init__(self) -> None:
         self._latest: Snapshot | None = None
-        self._writing = threading.Lock()
+        self.writing = threading.RLock()
 
     def publish(self, state: Any, version: int) -> Snapshot:
         """Freeze a copy of `state` as `version`, which must be newer than the last one."""
         whole_number("version", version, 0)
         frozen = freeze(state)
-        with self._writing:
+        with self.writing:
             if self._latest is not None and version <= self._latest.version:
                 raise ConfigError(
                     f"version is {version}, but version {self._latest.version} is published already; versions only grow. "
@@ -37,7 +37,7 @@ class WeightStore:
         """Publish whatever the version: the first snapshot of a resumed run."""
         whole_number("version", version, 0)
         frozen = freeze(state)
-        with self._writing:
+        with self.writing:
             self._latest = snapshot = Snapshot(version, frozen)
         return snapshot
 
@@ -59,7 +59,8 @@ class FrozenDict(dict[Any, Any]):
 
 
 def freeze(state: Any) -> Any:
-    """A deep, read-only copy: mappings become FrozenDicts, sequences tuples, numpy arrays lose their write flag.
+    """A deep, read-only copy: mappings become FrozenDicts, sequences tuples (namedtuples stay what they are), numpy arrays
+    lose their write flag.
 
     Torch tensors are detached and cloned; torch has no read-only tensors, so treat them as such. A Parcel is frozen already.
     """
@@ -68,7 +69,7 @@ def freeze(state: Any) -> Any:
     if isinstance(state, Mapping):
         return FrozenDict({key: freeze(value) for key, value in state.items()})
     if isinstance(state, (list, tuple)):
-        return tuple(freeze(value) for value in state)
+        return getattr(state, "_make", tuple)(freeze(value) for value in state)
     if hasattr(state, "detach") and hasattr(state, "clone"):
         return state.detach().clone()
     if hasattr(state, "setflags") and hasattr(state, "copy"):

@@ -5,15 +5,17 @@ Both ends are ours: a socket pair without a name, that nobody else can reach, so
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
 import threading
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from lzero_async.parcels import Packed, Parcel, RegionPool, dumps, loads
+from lzero_async.errors import TOO_MANY_FILES, LzeroAsyncError
+from lzero_async.parcels import Lease, Packed, Parcel, RegionPool, dumps, loads
 
 _HEAD: Final = struct.Struct("<QI")
 _DESCRIPTORS_AT_ONCE: Final = 64
@@ -25,25 +27,29 @@ class WireClosed(Exception):
     """The other side is gone."""
 
 
+class WireStalled(WireClosed):
+    """The other side stopped in the middle of a message."""
+
+
 class Message:
-    """One message: its kind and number at once, its value when somebody asks for it."""
+    """One message: its kind and number at once, its value when somebody asks for it. `lost`: there was no room for the
+    descriptors of its parcels, so it has no value."""
 
-    __slots__ = ("_body", "_descriptors", "kind", "number", "parcels")
+    __slots__ = ("_body", "_parcels", "kind", "lost", "number")
 
-    def __init__(self, kind: str, number: int, body: bytes, parcels: list[Parcel], descriptors: list[int]) -> None:
-        self.kind, self.number, self.parcels = kind, number, parcels
-        self._body, self._descriptors = body, descriptors
+    def __init__(self, kind: str, number: int, body: bytes, parcels: list[Parcel], lost: bool = False) -> None:
+        self.kind, self.number, self.lost = kind, number, lost
+        self._body, self._parcels = body, parcels
 
     def value(self) -> Any:
-        """What was sent. Raises what unpickling raises."""
-        return loads(self._body, None, self.parcels)
+        """What was sent. Raises what unpickling raises, and LzeroAsyncError if its parcels were lost."""
+        if self.lost:
+            raise LzeroAsyncError(f"What was sent cannot be taken: {TOO_MANY_FILES}")
+        return loads(self._body, None, self._parcels)
 
     def close(self) -> None:
-        """Close the descriptors of its parcels; those parcels cannot be opened or sent any more."""
-        for parcel in self.parcels:
-            parcel.closed()
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        """Let go of its parcels; whoever took one from its value still has it."""
+        self._parcels = []
 
 
 class Wire:
@@ -53,30 +59,28 @@ class Wire:
         self._socket = connection
         self._pool = pool
         self._sending = threading.Lock()
+        self._limit: float | None = None
 
     def limit(self, seconds: float) -> None:
         """Give up, as if the other side were gone, when it stops for this long in the middle of a message."""
-        pause = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        self._limit = seconds
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, pause)
+            self._socket.setsockopt(socket.SOL_SOCKET, option, _timeval(seconds))
 
-    def send(self, kind: str, number: int, value: Any = None) -> list[Parcel]:
-        """Send a message; return the parcels in it. Raises WireClosed when nobody is there, and what pickling raises."""
+    def send(self, kind: str, number: int, value: Any = None, seconds: float | None = None) -> None:
+        """Send a message. Raises WireClosed when nobody is there, and what pickling raises. With `seconds`, give up when the
+        other side takes nothing for so long: then only half of it may have been sent. What else cuts it off in the middle (a
+        signal) ends the connection: the other side must not take the next message for the rest of this one."""
         parcels: list[Parcel] = []
         body = dumps(value, None, parcels)
-        records, descriptors, regions = [], [], []
-        try:
-            for parcel in parcels:
-                packed, descriptor = parcel.pack(self._pool)
-                records.append((tuple(packed), parcel.meta, descriptor >= 0))
-                if descriptor >= 0:
-                    descriptors.append(descriptor)
-                    regions.append(packed.region)
-            data = dumps((kind, number, body, records))
-        except BaseException:
-            self._pool.not_sent(regions)
-            raise
-        with self._sending:
+        records, descriptors = [], []
+        for parcel in parcels:
+            packed, lease = parcel.pack(self._pool)
+            records.append((tuple(packed), parcel.meta, lease is not None))
+            if lease is not None:
+                descriptors.append(lease.descriptor)
+        data = dumps((kind, number, body, records))
+        with self._turn(seconds):
             try:
                 while len(descriptors) > _DESCRIPTORS_AT_ONCE:
                     first, descriptors = descriptors[:_DESCRIPTORS_AT_ONCE], descriptors[_DESCRIPTORS_AT_ONCE:]
@@ -84,24 +88,42 @@ class Wire:
                 socket.send_fds(self._socket, [_HEAD.pack(len(data), len(descriptors))], descriptors)
                 self._socket.sendall(data)
             except OSError as error:
-                raise WireClosed(str(error)) from error
-        return parcels
+                raise _closed(error) from error
+            except BaseException:
+                self._shut_down()
+                raise
+
+    @contextmanager
+    def _turn(self, seconds: float | None) -> Iterator[None]:
+        """Send alone, and give up after so long."""
+        if not self._sending.acquire(timeout=-1 if seconds is None else seconds):
+            raise WireStalled("the other side does not take another message")
+        shorter = seconds is not None and (self._limit is None or seconds < self._limit)
+        try:
+            if shorter:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
+            yield
+        except OSError as error:
+            raise _closed(error) from error
+        finally:
+            if shorter:
+                with suppress(OSError):  # it was closed meanwhile
+                    self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._limit))
+            self._sending.release()
 
     def receive(self) -> Message:
-        """The next message; the descriptors of its parcels are the caller's to close. Raises WireClosed at the end."""
-        descriptors: list[int] = []
-        try:
-            size = 0
-            while not size:
-                size = self._receive_head(descriptors)
-            kind, number, body, records = loads(self._receive_exactly(size))
-            place = iter(descriptors)
-            parcels = [Parcel.of(Packed(*packed), meta, next(place) if has else -1) for packed, meta, has in records]
-            return Message(kind, number, body, parcels, descriptors)
-        except BaseException:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
+        """The next message. Raises WireClosed at the end."""
+        leases: list[Lease] = []
+        size, whole = 0, True
+        while not size:
+            size, all_there = self._receive_head(leases)
+            whole = whole and all_there
+        kind, number, body, records = loads(self._receive_exactly(size))
+        if not whole:
+            return Message(kind, number, body, [], lost=True)
+        place = iter(leases)
+        parcels = [Parcel.of(Packed(*packed), meta, next(place) if has else None) for packed, meta, has in records]
+        return Message(kind, number, body, parcels)
 
     def wait_for_message(self, seconds: float | None, other: int = -1) -> bool:
         """Wait until something arrives (or the other side is gone), or the descriptor `other` can be read, or the time is
@@ -115,13 +137,17 @@ class Wire:
 
     def close(self) -> None:
         """Close this end; the other one sees it."""
+        self._shut_down()
+        self._socket.close()
+
+    def _shut_down(self) -> None:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # closed from the other side already
             pass
-        self._socket.close()
 
-    def _receive_head(self, descriptors: list[int]) -> int:
+    def _receive_head(self, leases: list[Lease]) -> tuple[int, bool]:
+        """The size of what follows, and whether all descriptors that came with it could be taken."""
         try:
             # Not socket.recv_fds, which takes flags and leaves them out.
             data, extras, flags, _ = self._socket.recvmsg(_HEAD.size, _ROOM, _FLAGS)
@@ -129,17 +155,15 @@ class Wire:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     found = array("i")
                     found.frombytes(raw[: len(raw) - len(raw) % found.itemsize])
-                    descriptors += found
-            if flags & socket.MSG_CTRUNC:
-                raise WireClosed("too many files are open for what was sent; raise the limit (ulimit -n)")
+                    leases += map(Lease, found)
             if not data:
                 raise WireClosed("the other side has ended")
             if len(data) < _HEAD.size:
                 data += self._receive_exactly(_HEAD.size - len(data))
         except OSError as error:
-            raise WireClosed(str(error)) from error
+            raise _closed(error) from error
         size, _ = _HEAD.unpack(data)
-        return int(size)
+        return int(size), not flags & socket.MSG_CTRUNC
 
     def _receive_exactly(self, size: int) -> bytes:
         data = bytearray(size)
@@ -148,8 +172,21 @@ class Wire:
             try:
                 count = self._socket.recv_into(view[got:])
             except OSError as error:
-                raise WireClosed(str(error)) from error
+                raise _closed(error) from error
             if not count:
                 raise WireClosed("the other side ended in the middle of a message")
             got += count
         return bytes(data)
+
+
+def _timeval(seconds: float | None) -> bytes:
+    """As the kernel wants it; nothing at all means for ever."""
+    if seconds is None:
+        return struct.pack("ll", 0, 0)
+    return struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1e6)))
+
+
+def _closed(error: OSError) -> WireClosed:
+    if isinstance(error, BlockingIOError):
+        return WireStalled("the other side stopped in the middle of a message")
+    return WireClosed(str(error))

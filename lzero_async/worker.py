@@ -16,12 +16,13 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from lzero_async.calls import pack_error
 from lzero_async.clock import RealClock
 from lzero_async.parcels import RegionPool
 from lzero_async.role_process import Stops, build_role, send_logs
+from lzero_async.step_watch import EXIT_STUCK, leave_by
 from lzero_async.threads import ThreadGroup
 from lzero_async.wire import Message, Wire, WireClosed
 
@@ -40,6 +41,7 @@ def main(descriptor: int, lifeline: int) -> None:
     link = _Link(wire, spec["heartbeat"], spec["parent"])
     ThreadGroup(RealClock(), "lzero-worker").start("link", link.serve)
     send_logs(link.log, spec["log_levels"])
+    leave_by(link.leave)
     role = _answer(wire, start, lambda: build_role(spec, link.emit))
     if role is not None:
         _serve(role, link, wire, pool)
@@ -64,7 +66,8 @@ def _pass_over(number: int, frame: Any) -> None:
 
 def _serve(role: Any, link: _Link, wire: Wire, pool: RegionPool) -> None:
     while (message := link.calls.get()) is not None:
-        _answer(wire, message, lambda message=message: _call(role, link, pool, message))
+        pool.tidy()
+        _answer(wire, message, lambda message=message: _call(role, link, message))
         link.stops.finished(message.number)
         message = None
     close = getattr(role, "close", None)
@@ -72,9 +75,8 @@ def _serve(role: Any, link: _Link, wire: Wire, pool: RegionPool) -> None:
         _answer(wire, None, close)
 
 
-def _call(role: Any, link: _Link, pool: RegionPool, message: Message) -> Any:
-    method, args, with_stop, given_back = message.value()
-    pool.give_back(given_back)
+def _call(role: Any, link: _Link, message: Message) -> Any:
+    method, args, with_stop = message.value()
     options = {"stop": link.stops.of(message.number)} if with_stop else {}
     return getattr(role, method)(*args, **options)
 
@@ -87,20 +89,18 @@ def _answer(wire: Wire, message: Message | None, work: Any) -> Any:
         result = work()
     except BaseException as error:
         failure = pack_error(error)
-    kept = []
     if message is not None:
-        kept = [place for place, parcel in enumerate(message.parcels) if not parcel.let_go()]
-        message.close()
+        message.close()  # before the reply, so that whoever gets that finds the memory free
     if number > 0 and failure is None:
         try:
-            wire.send("reply", number, (True, result, kept))
+            wire.send("reply", number, (True, result))
             return result
         except WireClosed:
             raise
         except Exception as error:  # a result that cannot be pickled
             failure = pack_error(error)
     with contextlib.suppress(WireClosed):
-        wire.send("reply", number, (failure is None, failure, kept))
+        wire.send("reply", number, (failure is None, failure))
     return result
 
 
@@ -122,6 +122,12 @@ class _Link:
         """Let the parent's handlers have what was logged; when nobody is there, nobody reads it."""
         with contextlib.suppress(WireClosed):
             self._wire.send("log", 0, record)
+
+    def leave(self, sentence: str) -> NoReturn:
+        """A watched call hangs: tell the parent, and end this process."""
+        with contextlib.suppress(WireClosed):
+            self._wire.send("stuck", 0, sentence)
+        os._exit(EXIT_STUCK)
 
     def serve(self) -> None:
         """The link thread."""

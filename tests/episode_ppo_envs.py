@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ LONGEST = 12
 SPEC = "tests.episode_ppo_envs:make"
 
 
-def env_seed(seed: int, number: int) -> int:
+def env_seed(seed: int, number: int, attempt: int = 0) -> int:
     """What the environment of an episode is seeded with, in a run with this seed."""
-    return int(np.random.SeedSequence([seed, ENV_STREAM, number]).generate_state(1)[0]) >> 1
+    words = [seed, ENV_STREAM, number, *([attempt] if attempt else [])]
+    return int(np.random.SeedSequence(words).generate_state(1)[0]) >> 1
 
 
 def length_of(seed: int, longest: int = LONGEST) -> int:
@@ -43,6 +44,7 @@ class Watch:
         self.steps: list[tuple[int, int, int]] = []  # (environment, seed, step), in the order in which they were made
         self.failed: Counter[int] = Counter()  # by seed
         self.before_step: Callable[[Counting], None] | None = None
+        self.released = threading.Event()  # ends what hangs
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -53,13 +55,24 @@ watch = Watch()
 
 class Counting(gymnasium.Env):
     """Counts its steps; reward 1 for the action 1. `fails` maps a length to how often episodes of it fail at their second step
-    or, if they have none, at their first; a file named by an episode's seed in the folder `struck` kills the process there."""
+    or, if they have none, at their first; a file named by an episode's seed in the folder `struck` kills the process there. `bad`
+    maps a length to what is wrong with the data of that step; an episode with a seed of `hangs` hangs, and leaves a file `hung`
+    in that folder."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, longest: int = LONGEST, fails: dict[int, int] | None = None, struck: str = "", **others: Any):
-        self.longest, self.struck = longest, struck
+    def __init__(
+        self,
+        longest: int = LONGEST,
+        fails: dict[int, int] | None = None,
+        struck: str = "",
+        bad: dict[int, str] | None = None,
+        hangs: Sequence[int] = (),
+        **others: Any,
+    ):
+        self.longest, self.struck, self.hangs = longest, struck, hangs
+        self.bad = {int(length): how for length, how in (bad or {}).items()}
         self.fails = {int(length): times for length, times in (fails or {}).items()}  # JSON has text for keys
         with watch.lock:
             self.place = len(watch.made)
@@ -79,9 +92,16 @@ class Counting(gymnasium.Env):
             self._strike()
         with watch.lock:
             watch.steps.append((self.place, self.seed, self.count))
-        return self._observe(action), float(action), self.count >= self.length, False, {}
+        observed, reward = self._observe(action), float(action)
+        if self.count == min(2, self.length) and self.length in self.bad:
+            observed, reward = spoil(self.bad[self.length], observed, reward)
+        return observed, reward, self.count >= self.length, False, {}
 
     def _strike(self) -> None:
+        if self.seed in self.hangs:
+            if self.struck:
+                (Path(self.struck) / "hung").touch()
+            watch.released.wait()
         if self.struck and (Path(self.struck) / str(self.seed)).exists():
             (Path(self.struck) / str(self.seed)).unlink()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -91,6 +111,26 @@ class Counting(gymnasium.Env):
 
     def _observe(self, action: int) -> np.ndarray:
         return np.array([self.length / self.longest, self.count / self.longest, action], np.float32)
+
+
+def spoil(how: str, observed: Any, reward: Any) -> tuple[Any, Any]:
+    """What an environment gives in place of its observation and reward."""
+    if how in ("nan", "inf", "huge"):
+        observed = observed.astype(np.float64)
+        observed[1] = {"nan": np.nan, "inf": np.inf, "huge": 1e39}[how]
+    found = {
+        "shape": (np.zeros(4, np.float32), reward),
+        "row": (observed[None], reward),
+        "ragged": ([[1.0], [2.0, 3.0], 4.0], reward),
+        "text": (np.array(["a", "b", "c"]), reward),
+        "none": (None, reward),
+        "reward nan": (observed, np.nan),
+        "reward inf": (observed, np.float32(-np.inf)),
+        "reward huge": (observed, 1e39),
+        "reward array": (observed, np.zeros(2)),
+        "reward none": (observed, None),
+    }
+    return found.get(how, (observed, reward))
 
 
 def make(red_agent: str = "none", **settings: Any) -> Counting:

@@ -145,7 +145,7 @@ def test_who_is_looked_at_meanwhile_is_at_work() -> None:
 def test_staleness_is_counted_exactly_and_stays_small() -> None:
     recorder = Recorder()
     for staleness in (0, 2, 2, 64, 101, 127, 128, 255, 256, 10**6):
-        recorder.train_started(staleness)
+        recorder.trained_on(staleness)
     assert recorder.staleness == {0: 1, 2: 2, 64: 1, 101: 1, 127: 1, 128: 2, 256: 1, 2**19: 1}
     again = Recorder()
     again.load_state_dict(recorder.state_dict())

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import ConfigError, LzeroAsyncError, Parcel, Worker, WorkerDied, make_backend
+from lzero_async import ConfigError, Parcel, Worker, WorkerDied, make_backend
 from lzero_async.backends import BACKENDS, Backend
 from lzero_async.processes import ProcessBackend
 from lzero_async.testing import ScriptedRole, conformance
@@ -548,18 +548,18 @@ def test_a_parcel_that_is_returned_twice_is_used_again_only_after_both(backend: 
     assert footprint(maker)[0] < 20
 
 
-@pytest.mark.parametrize("source", ["result = args[0]", "emit(args[0])", "later = args[0]"])
-def test_a_parcel_that_a_role_was_given_is_neither_sent_on_nor_opened_later(
-    backend: ProcessBackend, source: str
-) -> None:
-    maker, reader = start(backend), start(backend)
-    parcel = maker.call("do", MAKE, 1, BIG)
-    with pytest.raises(LzeroAsyncError, match="parcel"):
-        reader.call("do", source, parcel)
-        reader.call("do", "later.open()")
-    assert reader.call("do", LOOK, parcel) == [[1]]
-    small = maker.call("do", MAKE, 1, 10)
-    assert reader.call("do", LOOK, reader.call("do", "result = args[0]", small)) == [[1]]
+@pytest.mark.parametrize("size", [10, BIG])
+def test_a_role_sends_on_a_parcel_that_it_got_and_opens_it_later(backend: ProcessBackend, size: int) -> None:
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    maker, reader = start(backend), backend.start("scripted", ScriptedRole, on_event=events.put)
+    parcel = maker.call("do", MAKE, 1, size)
+    found = [reader.call("do", "emit(args[0]); later = args[0]; result = later", parcel), events.get(timeout=20)]
+    del parcel
+    for count in range(2, 12):
+        maker.call("do", MAKE, count, size)
+    assert reader.call("do", LOOK, *found) == [[1], [1]]
+    maker.kill()
+    assert reader.call("do", "result = sorted(set(bytes(later.open()['data'])))") == [1]
 
 
 def test_a_result_that_cannot_be_sent_costs_no_memory(backend: ProcessBackend) -> None:

@@ -241,7 +241,7 @@ def _of_the_future(path: Path) -> None:
         (_other_application, ["not a checkpoint of episode PPO"]),
         (_torn, ["damaged"]),
         (_no_checkpoint, ["damaged or not one"]),
-        (_of_the_future, ["checkpoint format 2", "reads 1"]),
+        (_of_the_future, ["checkpoint format 2.3", "reads 2.2"]),
         (lambda path: checkpoint.save(path, {"options": {}}, KIND), ["best weights", "last.safetensors"]),
         (lambda path: checkpoint.save(path, {"options": {"n_envs": -1}}, KIND), ["n_envs is -1"]),
     ],

@@ -547,16 +547,18 @@ PROGRAM = """
 import os, signal, sys, threading, warnings
 from lzero_async.live import make_progress
 from lzero_async.run_folder import exit_code
-from lzero_async.signals import orderly_stop
+from lzero_async.signals import OrderlyStop
 from tests.test_live import at
 
 def run():
     progress, told = make_progress(False), threading.Event()
     progress.watch(lambda: at(130.0))
+    stop = OrderlyStop(lambda name: told.set())
+    stop.install()
     try:
-        with orderly_stop(lambda name: told.set()):
-            {body}
+        {body}
     finally:
+        stop.restore()
         progress.clear()
     return 0
 

@@ -15,7 +15,7 @@ from zoo.mbpo.sources import GymSource
 
 
 def collector(**settings: Any) -> AsyncDataCollector:
-    source = GymSource(EasyDict(env="Pendulum-v1", env_args={}, step_seconds=0.0, seed=3))
+    source = GymSource(EasyDict(env="Pendulum-v1", env_args={}, step_seconds=0.0, step_timeout=300.0, seed=3))
     arguments = {"num_envs": 8, "num_collectors": 4, "collection_batch_size": 8, "random_steps": 10**6, **settings}
     return AsyncDataCollector(make_backend("inline"), source, **arguments)
 

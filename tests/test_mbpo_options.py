@@ -379,7 +379,7 @@ def _of_the_future(path: Path) -> None:
         (_other_application, ["not a checkpoint of MBPO"]),
         (_torn, ["damaged"]),
         (_no_checkpoint, ["damaged or not one"]),
-        (_of_the_future, ["checkpoint format 2", "reads 1"]),
+        (_of_the_future, ["checkpoint format 2.2", "reads 2.1"]),
         (lambda path: checkpoint.save(path, {"options": {}}, KIND), ["best weights", "last.safetensors"]),
         (lambda path: checkpoint.save(path, {"options": {"num_envs": -1}}, KIND), ["num_envs is -1"]),
     ],

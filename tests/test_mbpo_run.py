@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from lzero_async import Parcel, checkpoint, read_trace
+from lzero_async.folder_lock import LOCK, holder
 from tests.mbpo_patient import patient
 from zoo.mbpo import train_isaac_async
 from zoo.mbpo.async_trainer import PRIORITIES, AsyncTrainer
@@ -317,12 +318,14 @@ def test_resuming_from_a_file_leaves_other_runs_alone(straight: dict[str, Run], 
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "precious.txt").write_text("mine")
     folder = straight["sync"].folder
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
     last = str(folder / "ckpt" / "last.safetensors")
     assert main(["--resume", last, "--exp_name", str(tmp_path / "other"), "--max_steps", "112"]) == 0
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["precious.txt"]
     assert (tmp_path / "other-2" / "results.json").is_file()
-    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items())
+    assert {*before, folder / LOCK} == {path for path in folder.rglob("*") if path.is_file()}
+    assert holder(folder) is None
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_the_name_stays_free(
@@ -718,14 +721,14 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_a_whole_checkpoin
 
     def full(records: Records, row: dict[str, Any]) -> None:
         if row["train"] == 2:
-            raise OSError(28, "No space left on device", "metrics.jsonl")
+            raise OSError(28, "No space left on device", str(tmp_path / "run" / "metrics.jsonl"))
         write(records, row)
 
     with monkeypatch.context() as patch:
         patch.setattr(Records, "train", full)
         assert main(arguments(tmp_path / "run", trainer)) == 2
     said = capsys.readouterr().err
-    assert "No space left on device metrics.jsonl" in said and "Traceback" not in said
+    assert "No space left on device" in said and "metrics.jsonl" in said and "Traceback" not in said
     assert f"--resume {tmp_path / 'run'}" in said
     state = state_of(tmp_path / "run")
     assert state["coordinator"]["gate"]["trained"] == 2  # made and counted, though its numbers were not written
@@ -738,18 +741,18 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_a_whole_checkpoin
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from safetensors.torch import save_file
+    from lzero_async.tensor_file import write
 
-    written: list[Path] = []
+    written: list[Any] = []
 
-    def full(tensors: Any, path: Path, **words: Any) -> None:
+    def full(file: Any, *words: Any) -> None:
         if len(written) == 3:  # the first, that of the second train, the best weights
-            path.write_bytes(b"half")
+            file.write(b"half")
             raise OSError(28, "No space left on device")
-        written.append(path)
-        save_file(tensors, path, **words)
+        written.append(file)
+        write(file, *words)
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("lzero_async.checkpoint.write", full)
     assert main(arguments(tmp_path / "run", "sync", checkpoint_every=2)) == 2
     said = capsys.readouterr().err
     assert "last.safetensors cannot be written" in said and "Traceback" not in said

@@ -197,11 +197,11 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 
 
 ORDER = [
-    "errors types",
-    "config activity calls parcels checkpoint progress distributions summary kept_warnings",
+    "errors types folder_lock tensor_file packing strict_json",
+    "config activity calls lines parcels checkpoint progress distributions summary kept_warnings soundness",
     "clock gate trace wire run_folder options view sharing scaling screen",
     "adaptive stats tuning utilisation run_files live_roles role_process",
-    "weights queues threads lives machines resume simulation board live_frame",
+    "weights queues threads step_watch lives machines resume simulation board live_frame",
     "shell backends worker ray_host ray_cluster records live",
     "processes ray_backend async_scalars",
     "metrics stages evaluator scores signals",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import mmap
 import os
 import pickle
 import random
@@ -11,15 +12,15 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lzero_async import LzeroAsyncError, Parcel, WeightStore, Worker, make_backend, parcels
-from lzero_async.parcels import KEPT_REGIONS, SMALL, RegionPool
+from lzero_async import Parcel, WeightStore, Worker, make_backend, parcels
+from lzero_async.parcels import KEPT_REGIONS, SMALL, WATCHED_REGIONS, RegionPool
 from lzero_async.testing import ScriptedRole
 from lzero_async.wire import Wire, WireClosed
 
@@ -27,7 +28,8 @@ BIG = 100_000
 
 
 def descriptors() -> int:
-    """Open sockets and anonymous files."""
+    """Open sockets and anonymous files, without those that wait to be read again."""
+    parcels._windows.clear()
     gc.collect()
     found = 0
     for name in os.listdir("/proc/self/fd"):
@@ -50,17 +52,13 @@ class Pair:
 
     def __init__(self) -> None:
         ends = socket.socketpair()
-        self.maker_pool, self.owner_pool = RegionPool(), RegionPool(reuse_when_gone=True)
+        self.maker_pool, self.owner_pool = RegionPool(), RegionPool()
         self.maker, self.owner = Wire(ends[0], self.maker_pool), Wire(ends[1], self.owner_pool)
-        self.given_back: list[tuple[int, bool]] = []
 
     def bring(self, value: Any) -> Any:
         """Send a value from the maker to the owner; return what arrived."""
         self.maker.send("reply", 1, value)
-        message = self.owner.receive()
-        for parcel in message.parcels:
-            parcel.when_gone(self.given_back.append)
-        return message.value()
+        return self.owner.receive().value()
 
     def close(self) -> None:
         for part in (self.maker, self.owner, self.maker_pool, self.owner_pool):
@@ -71,8 +69,6 @@ class Pair:
 def pair() -> Iterator[Pair]:
     pair = Pair()
     yield pair
-    gc.collect()
-    pair.maker_pool.give_back(pair.given_back)
     pair.close()
 
 
@@ -135,35 +131,117 @@ def test_parcels_that_wait_in_a_checkpoint_are_saved_with_their_content(pair: Pa
         np.testing.assert_array_equal(other.open()["data"], filled(5))
 
 
-def test_a_parcel_cannot_be_opened_or_sent_when_its_message_is_closed(pair: Pair) -> None:
+def test_a_parcel_is_opened_and_sent_on_after_its_message(pair: Pair) -> None:
     parcel = pair.bring(Parcel(filled(5)))
     pair.owner.send("call", 2, parcel)
     message = pair.maker.receive()
     given = message.value()
-    assert given.open()[0] == 5
-    with pytest.raises(LzeroAsyncError, match="cannot send on a parcel that it got"):
-        pair.maker.send("reply", 2, given)
-    assert given.let_go()
     message.close()
-    with pytest.raises(LzeroAsyncError, match="came with a call that has ended"):
-        given.open()
-    with pytest.raises(LzeroAsyncError, match="came with a call that has ended"):
-        pair.maker.send("reply", 2, given)
+    assert given.open()[0] == 5
+    del parcel, message
+    again = pair.bring(given)
+    del given
+    assert set(again.open()) == {5}
 
 
-def test_let_go_tells_whether_an_array_is_held(pair: Pair) -> None:
-    parcel = pair.bring(Parcel([filled(1), filled(2)]))
-    arrays = parcel.open()
+@pytest.mark.parametrize("look", [Parcel.open, Parcel.read])
+def test_memory_is_in_use_while_anybody_holds_an_array(pair: Pair, look: Callable[[Parcel], Any]) -> None:
+    arrays = look(pair.bring(Parcel([filled(1), filled(2)])))
     part = arrays[1][10:20]
-    assert not parcel.let_go()
+    assert pair.maker_pool.regions == (1, 0)
     del arrays
-    assert not parcel.let_go()
+    assert pair.maker_pool.regions == (1, 0)
     del part
-    assert parcel.let_go()
-    cycle: list[Any] = [parcel.open()]
-    cycle.append(cycle)
-    del cycle
-    assert parcel.let_go()  # only garbage held it
+    assert pair.maker_pool.regions == (0, 1)
+
+
+@pytest.mark.parametrize("look", [Parcel.open, Parcel.read])
+def test_a_tensor_holds_its_memory(pair: Pair, look: Callable[[Parcel], Any]) -> None:
+    torch = pytest.importorskip("torch")
+    kept = look(pair.bring(Parcel({"weights": torch.ones(BIG)})))["weights"][7:].view(-1)
+    assert pair.maker_pool.regions == (1, 0)
+    for number in range(2, 12):
+        pair.bring(Parcel(torch.full((BIG,), float(number))))
+    assert set(kept.tolist()) == {1.0}
+    del kept
+    assert pair.maker_pool.regions[0] == 0
+
+
+def test_memory_is_in_use_while_a_message_is_under_way(pair: Pair) -> None:
+    pair.maker.send("reply", 1, Parcel(filled(1)))
+    assert pair.maker_pool.regions == (1, 0)
+    for number in range(2, 5):
+        pair.maker.send("reply", 1, Parcel(filled(number)))
+    for number in range(1, 5):
+        assert set(pair.owner.receive().value().open()) == {number}
+    assert pair.maker_pool.regions == (0, 4)
+
+
+def test_memory_is_in_use_while_a_forked_process_may_read_it(pair: Pair) -> None:
+    kept = pair.bring(Parcel(filled(1))).open()
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(ours, 1)
+        os._exit(set(kept) != {1})
+    del kept
+    assert pair.maker_pool.regions == (1, 0)
+    for number in range(2, 5):
+        pair.bring(Parcel(filled(number)))
+    os.write(theirs, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(ours), os.close(theirs)
+    assert pair.maker_pool.regions[0] == 0
+
+
+class Unreadable:
+    """Can be pickled, and not read again."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_what_fails_half_way_holds_no_memory(pair: Pair) -> None:
+    arrived = pair.bring(Parcel([filled(1), Unreadable()]))
+    for look in (arrived.open, arrived.read):
+        with pytest.raises(ValueError, match="no number"):
+            look()
+    del arrived, look
+    assert pair.maker_pool.regions == (0, 1)
+
+
+def test_garbage_does_not_hold_more_and_more_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays in cycles wait for the garbage collector, which does not know how large they are."""
+    monkeypatch.setattr(parcels, "_PRESSURE", 10 * BIG)
+    monkeypatch.setattr(parcels, "_pressure", parcels._Pressure())
+    gc.disable()
+    try:
+        most = 0
+        for number in range(100):
+            cycle: list[Any] = [pair.bring(Parcel(filled(number))).open()]
+            cycle.append(cycle)
+            most = max(most, pair.maker_pool.regions[0])
+    finally:
+        gc.enable()
+    assert 5 < most < 15
+
+
+def test_what_is_held_costs_few_looks_for_garbage(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(parcels, "_PRESSURE", 10 * BIG)
+    monkeypatch.setattr(parcels, "_pressure", parcels._Pressure())
+    monkeypatch.setattr(parcels.gc, "collect", lambda: looks.append(1))
+    kept = [pair.bring(Parcel(filled(number))).open() for number in range(100)]
+    assert len(looks) == 4  # at 11, 22, 44 and 88
+    assert [set(array) for array in kept] == [{number} for number in range(100)]
+
+
+def test_a_live_parcel_that_nobody_settled_is_copied_when_it_is_opened() -> None:
+    mine = {"a": filled(1)}
+    parcel = Parcel(mine, live=True)
+    found = parcel.open()
+    mine["a"][:] = 2
+    assert set(found["a"]) == set(parcel.open()["a"]) == {1}
 
 
 class Slow:
@@ -181,7 +259,7 @@ class Slow:
 
 
 def test_a_parcel_that_two_threads_send_at_once_is_packed_once() -> None:
-    pool, slow = RegionPool(reuse_when_gone=True), Slow()
+    pool, slow = RegionPool(), Slow()
     parcel = Parcel([slow, filled(1)])
     with ThreadPoolExecutor(3) as threads:
         first = threads.submit(parcel.pack, pool)
@@ -216,9 +294,6 @@ def test_a_region_is_used_again_when_its_parcel_is_gone_on_both_sides(pair: Pair
     made = Parcel(filled(1))
     arrived = pair.bring(made)
     del arrived
-    gc.collect()
-    assert pair.given_back == [(1, True)]
-    pair.maker_pool.give_back(pair.given_back)
     assert pair.maker_pool.regions == (1, 0)  # the maker may send it again
     del made
     assert pair.maker_pool.regions == (0, 1)
@@ -227,46 +302,60 @@ def test_a_region_is_used_again_when_its_parcel_is_gone_on_both_sides(pair: Pair
     assert arrived.open()[0] == 2
 
 
-def test_a_region_that_was_sent_twice_comes_back_twice(pair: Pair) -> None:
+def test_a_region_that_was_sent_twice_is_free_after_both(pair: Pair) -> None:
     made = Parcel(filled(1))
     arrived = [*pair.bring((made, made)), pair.bring(made)]
     del made
     for left in (2, 1, 0):
         assert pair.maker_pool.regions == (1, 0)
         arrived.pop()
-        gc.collect()
-        pair.maker_pool.give_back(pair.given_back)
-        pair.given_back.clear()
         assert pair.maker_pool.regions == ((1, 0) if left else (0, 1))
 
 
-def test_a_region_that_somebody_keeps_is_never_used_again(pair: Pair) -> None:
-    arrived = pair.bring(Parcel(filled(1)))
-    kept = arrived.open()
-    arrived.keep()
-    del arrived
-    gc.collect()
-    assert pair.given_back == [(1, False)]
-    pair.maker_pool.give_back(pair.given_back)
-    assert pair.maker_pool.regions == (0, 0)
+def test_a_region_that_somebody_keeps_is_not_used_again(pair: Pair) -> None:
+    kept = [pair.bring(Parcel(filled(byte))).open() for byte in range(2 * WATCHED_REGIONS)]
+    assert pair.maker_pool.regions == (WATCHED_REGIONS, 0)  # the others are freed by the kernel, not used again
+    assert [set(array) for array in kept] == [{byte} for byte in range(len(kept))]
+
+
+def test_what_the_maker_opens_of_its_own_parcel_stays_as_it_is(pair: Pair) -> None:
+    made = Parcel(filled(1))
+    pair.bring(made)
+    kept = [made.open(), made.read()]
+    del made
     for byte in range(2, 10):
         pair.bring(Parcel(filled(byte)))
+    assert [set(array) for array in kept] == [{1}, {1}]
+
+
+def test_freed_memory_is_poisoned_if_a_test_wants_that(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parcels, "POISON", True)
+    kept = pair.bring(Parcel(filled(1))).open()
+    made = Parcel(filled(2))
+    pair.bring(made)
+    without_lease = parcels._opened_anew(made._lease.descriptor)
+    early = np.frombuffer(mmap.mmap(without_lease.descriptor, BIG, access=mmap.ACCESS_READ), np.uint8)
+    assert pair.maker_pool.regions == (2, 0)
+    assert set(early) == {2}
+    del made
+    assert pair.maker_pool.regions == (1, 1)
+    assert set(early) == {0xDB}  # it looked at memory that it had no lease of
     assert set(kept) == {1}
 
 
-def test_regions_that_come_back_twice_or_of_nobody_do_no_harm() -> None:
-    pool = RegionPool()
-    pool.give_back([(1, True), (-1, True), (99, False)])
-    parcel = Parcel(filled(1))
-    parcel.pack(pool)
-    del parcel
-    pool.give_back([(1, True), (1, True), (1, False)])
-    assert pool.regions == (0, 1)
-    pool.close()
+def test_without_the_kernels_word_no_region_is_used_twice(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As elsewhere than on Linux."""
+    monkeypatch.setattr(parcels, "kernel_counts", lambda: False)
+    kept = []
+    for byte in range(20):
+        parcel = pair.bring(Parcel(filled(byte)))
+        kept += [parcel.open(), parcel.read()]
+    assert [set(array) for array in kept] == [{place // 2} for place in range(40)]
+    assert pair.maker_pool.regions == (0, 0)
 
 
 def test_only_a_few_free_regions_are_kept_and_the_smallest_that_fits_is_used() -> None:
-    pool = RegionPool(reuse_when_gone=True)
+    pool = RegionPool()
     parcels = [Parcel(filled(1, 1 << (17 + step))) for step in range(KEPT_REGIONS + 2)]
     for parcel in parcels:
         parcel.pack(pool)
@@ -275,7 +364,7 @@ def test_only_a_few_free_regions_are_kept_and_the_smallest_that_fits_is_used() -
     parcels.clear()
     assert pool.regions == (0, KEPT_REGIONS)
     small = Parcel(filled(2, 1 << 19))
-    assert small.pack(pool)[0].region == 3  # not one of the larger ones
+    assert os.fstat(small.pack(pool)[1].descriptor).st_size == 1 << 19  # not one of the larger ones
     del small
     assert pool.regions == (0, KEPT_REGIONS)
     pool.close()
@@ -283,7 +372,7 @@ def test_only_a_few_free_regions_are_kept_and_the_smallest_that_fits_is_used() -
 
 def test_a_parcel_may_be_collected_while_its_pool_is_locked() -> None:
     """The garbage collector runs finalizers wherever it likes: also in a thread that holds the pool's lock."""
-    pool = RegionPool(reuse_when_gone=True)
+    pool = RegionPool()
     parcel = Parcel(filled(1))
     parcel.pack(pool)
     with pool._lock:
@@ -293,7 +382,7 @@ def test_a_parcel_may_be_collected_while_its_pool_is_locked() -> None:
 
 
 def test_a_parcel_that_is_still_in_use_outlives_its_pool() -> None:
-    pool = RegionPool(reuse_when_gone=True)
+    pool = RegionPool()
     free, parcel = Parcel(filled(1)), Parcel(filled(2))
     free.pack(pool), parcel.pack(pool)
     del free
@@ -310,15 +399,12 @@ def test_a_parcel_that_is_still_in_use_outlives_its_pool() -> None:
 
 def test_messages_of_many_threads_do_not_mix(pair: Pair) -> None:
     sizes = [0, 10, 3_000, 70_000, 300_000]
-    held: list[Parcel] = []
 
     def send(worker: int) -> None:
         stream = random.Random(worker)
         for number in range(60):
             size = stream.choice(sizes)
-            parcel = Parcel(filled(worker, size))
-            held.append(parcel)  # until it was read, as a call does until its reply
-            pair.owner.send("call", number, (worker, parcel, bytes([worker]) * size))
+            pair.owner.send("call", number, (worker, Parcel(filled(worker, size)), bytes([worker]) * size))
 
     with ThreadPoolExecutor(4) as threads:
         sent = [threads.submit(send, worker) for worker in range(4)]
@@ -329,12 +415,11 @@ def test_messages_of_many_threads_do_not_mix(pair: Pair) -> None:
             numbers[worker].append(message.number)
             assert set(raw) <= {worker}
             assert set(parcel.open()) <= {worker}
-            assert parcel.let_go()
+            del parcel
             message.close()
         for one in sent:
             one.result(10)
     assert all(found == list(range(60)) for found in numbers.values())
-    held.clear()
     assert pair.owner_pool.regions[0] == 0
 
 
@@ -345,15 +430,12 @@ def test_any_number_of_parcels_goes_with_one_message(pair: Pair, count: int) -> 
         message = pair.maker.receive()
         sent.result(10)
     assert [(parcel.meta, parcel.open()[0]) for parcel in message.value()] == [(n, n) for n in range(count)]
-    assert all(parcel.let_go() for parcel in message.parcels)
-    message.close()
 
 
 def test_what_arrives_is_not_inherited(pair: Pair) -> None:
     pair.owner.send("call", 1, Parcel(filled(1)))
     message = pair.maker.receive()
-    assert not any(os.get_inheritable(descriptor) for descriptor in message._descriptors)
-    message.close()
+    assert not os.get_inheritable(message.value()._lease.descriptor)
 
 
 def test_a_message_that_cannot_be_pickled_is_not_sent(pair: Pair) -> None:
@@ -416,9 +498,9 @@ def read(parcel):
 REUSE_AT_ONCE = """
 from lzero_async import parcels
 def take(pool, size, regions={}):
-    region = regions.setdefault(size, None) or parcels._Region(1, 1 << 22)
+    region = regions.setdefault(size, None) or parcels._Region(1 << 22)
     regions[size] = region
-    return region
+    return region, region.give_away()
 parcels.RegionPool._take = take
 """
 
@@ -484,21 +566,19 @@ def test_what_is_read_cannot_be_changed_and_costs_no_new_mapping() -> None:
     pool = RegionPool()
     maps = []
     for number in range(3):
-        packed, descriptor = Parcel({"a": np.full(50_000, float(number))}).pack(pool)
-        arrived = Parcel.of(packed, None, os.dup(descriptor))
+        packed, lease = Parcel({"a": np.full(50_000, float(number))}).pack(pool)
+        arrived = Parcel.of(packed, None, lease)
         value = arrived.read()
         assert float(value["a"].sum()) == 50_000 * number
         with pytest.raises(ValueError, match="read-only"):
             value["a"][0] = 1.0
-        assert not arrived.let_go()  # the array is still held
+        del arrived, lease
+        assert pool.regions == (1, 0)  # the array is still held
         del value
-        assert arrived.let_go()
-        os.close(arrived._descriptor)
-        pool.give_back([(packed.region, True)])
+        assert pool.regions == (0, 1)  # though the memory is still mapped
         maps.append(set(parcels._windows))
     assert maps[0] == maps[1] == maps[2]  # one region, mapped once
     pool.close()
-    parcels._windows.clear()
 
 
 def test_small_parcels_are_read_as_they_are_opened() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import select
 import signal
@@ -27,7 +28,8 @@ if __name__ == "__main__":
 
 from lzero_async import checkpoint
 from lzero_async.errors import WorkerDied
-from lzero_async.run_folder import free_folder
+from lzero_async.folder_lock import FolderLock, holder
+from lzero_async.run_folder import LAST_CHECKPOINT, free_folder
 from lzero_async.testing.ray_nodes import RayNodes
 from tests.test_priorzero_engine import write_model
 from tests.test_priorzero_run import SMALL
@@ -538,7 +540,7 @@ def test_a_train_whose_numbers_cannot_be_written_is_not_made_again(
 
     def full(row: dict[str, Any]) -> None:
         if row["train"] == 2:
-            raise OSError(28, "No space left on device", "metrics.jsonl")
+            raise OSError(28, "No space left on device", str(tmp_path / "run" / "metrics.jsonl"))
         write(row)
 
     monkeypatch.setattr(agent._records, "train", full)
@@ -628,9 +630,11 @@ def test_the_last_words_of_workers_do_not_take_the_name_of_a_start_that_was_kill
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.log").touch()
     (tmp_path / "run" / "learner.out").write_text("the other side has ended")
-    assert free_folder(str(tmp_path / "run"), None, (CACHE_FILE,)) == tmp_path / "run"
+    with FolderLock() as lock:
+        assert free_folder(str(tmp_path / "run"), None, lock, (CACHE_FILE,)) == tmp_path / "run"
     (tmp_path / "run" / "options.json").touch()
-    assert free_folder(str(tmp_path / "run"), None, (CACHE_FILE,)) == tmp_path / "run-2"
+    with FolderLock() as lock:
+        assert free_folder(str(tmp_path / "run"), None, lock, (CACHE_FILE,)) == tmp_path / "run-2"
 
 
 def test_nothing_outlives_an_entry_point_that_is_killed_and_a_resumed_run_completes(
@@ -674,6 +678,43 @@ def test_ctrl_c_saves_what_waits_and_a_resumed_run_completes(llm: str, tmp_path:
     audit(folder, gate_of(folder)["trained"])
     assert main(["--resume", str(folder)]) == 0
     audit(folder, 6)
+
+
+@pytest.mark.timeout(3_600)
+def test_ten_kills_at_random_moments_lose_nothing(llm: str, tmp_path: Path) -> None:
+    """Each at a random line that the program says once there is a checkpoint, each resumed at once."""
+    folder, stream, kept = tmp_path / "run", random.Random(4), list[dict[str, Any]]()
+    words, trains = ["--max_iter", "1000"], 0
+    for _ in range(10):
+        with start(llm, folder, *words) as process:
+            assert process.stderr is not None
+            left = stream.randint(0, 8)
+            for _line in process.stderr:
+                left -= (folder / LAST_CHECKPOINT).is_file()
+                if left < 0:
+                    break
+            assert process.poll() is None
+            assert holder(folder) == f"pid {process.pid}"
+            process.kill()
+            assert vanish(marked())
+        assert holder(folder) is None
+        state = checkpoint.load(folder / LAST_CHECKPOINT, CHECKPOINT)  # every checksum is compared
+        gate = state["coordinator"]["gate"]
+        ended = gate["trained"] + gate["failed"] + gate["dropped"] + gate["abandoned"]
+        assert gate["admitted"] == ended + len(gate["waiting"]) + len(gate["tickets"])
+        assert len(state["waiting"]) == len(gate["waiting"])
+        assert gate["trained"] >= trains
+        trains = gate["trained"]
+        assert len(state["buffer"]["versions"]) == EPISODES * trains
+        rows = rows_of(folder)[:trains] if trains else []
+        assert [row["train"] for row in rows] == list(range(1, trains + 1))
+        assert rows[: len(kept)] == kept  # what was trained before the last checkpoint stays as it was
+        assert len({row["batch/id"] for row in rows} | {ticket[0] for ticket in gate["waiting"]}) == trains + len(
+            gate["waiting"]
+        )
+        kept, words = rows, ["--max_iter", "1000", "--resume"]
+    assert main(["--resume", str(folder), "--max_iter", str(trains + 3)]) == 0
+    audit(folder, trains + 3)
 
 
 def program() -> int:

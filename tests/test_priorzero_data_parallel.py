@@ -80,8 +80,11 @@ class Follower(RankRole):
         use_dropout(self.policy, share)
 
     def fail(self, update: int, how: str) -> None:
-        """Once, in that update, fail in the loss or after the step, or be killed."""
-        owner, name = self.policy._model.world_model, "compute_loss"
+        """Once, in that update, fail in the loss or after the step, be killed, or get a loss that is not finite."""
+        owner: Any = self.policy._model.world_model
+        name = "compute_loss"
+        if how == "not finite":
+            owner, name = self._update, "_compute_loss"
         if how == "after the step":
             owner, name = self.policy._target_model, "update"
         real = getattr(owner, name)
@@ -90,6 +93,10 @@ class Follower(RankRole):
             if self._update._share.update != update:
                 return real(*args, **kwargs)
             setattr(owner, name, real)
+            if how == "not finite":
+                losses = real(*args, **kwargs)
+                losses.intermediate_losses["loss_value"] = losses.intermediate_losses["loss_value"] * float("nan")
+                return losses
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ArithmeticError("this rank cannot count")
@@ -251,6 +258,18 @@ def test_what_fails_in_a_rank_is_raised_and_undone(
     ranks.train(range(1, 3))
     assert difference(undisturbed, ranks.weights()) == 0
     assert ranks.restarts == 0
+
+
+def test_a_loss_that_is_not_finite_in_one_rank_is_left_out_by_all(ranks: Ranks) -> None:
+    ranks.train(range(1))
+    before = ranks.weights()
+    ranks.rank.call("fail", 2, "not finite")
+    (done,) = ranks.train(range(1, 2))
+    assert (done["updates"], done["bad_updates"]) == (1, 1) and ranks.restarts == 0
+    after = ranks.weights()  # of both ranks, the same bits
+    assert 0 < difference(before, after) < float("inf")
+    assert ranks.learner.call("ready") == 3
+    assert ranks.train(range(2, 3))[0]["updates"] == 2
 
 
 def test_what_fails_in_rank_0_is_raised_and_undone(ranks: Ranks, undisturbed: dict[str, torch.Tensor]) -> None:
@@ -424,9 +443,7 @@ def test_ranks_are_processes_and_count_as_busy() -> None:
 def test_a_rank_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    taken: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    assert [rank_device("auto", rank, 2) for rank in range(2)] == ["cuda:0", "cuda:1"] == taken
+    assert [rank_device("auto", rank, 2) for rank in range(2)] == ["cuda:0", "cuda:1"]
     assert rank_device("cuda:1", 0, 2) == "cuda:1"
     assert rank_device("auto", 0, 1) == "cuda"
     with pytest.raises(ConfigError, match="learner_ranks is 3, but torch finds 2 GPU"):

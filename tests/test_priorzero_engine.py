@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,11 @@ from hypothesis import strategies as st
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.engines import Engine, ScoreRequest, make_engine, smollm2
 from zoo.jericho.priorzero.engines.candidates import ROOT, PromptTokenizer, TokenTrie, render_prompt
+from zoo.jericho.priorzero.engines.digest import weights_digest
 from zoo.jericho.priorzero.engines.kv_store import KvEntry, KvStore, common_prefix
+from zoo.jericho.priorzero.game_session import GameState
+from zoo.jericho.priorzero.prior import LLMPrior, PriorRequest
+from zoo.jericho.priorzero.store import SharedStore
 
 CHAT = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -264,6 +269,33 @@ def test_new_weights_are_used_and_old_kv_is_not(engine, tmp_path):
     assert engine.weights_version == 7 == engine.health()["weights_version"]
     np.testing.assert_allclose(after, full_passes(other, request), atol=1e-3)
     assert np.abs(after - before).max() > 0.1
+
+
+def test_the_priors_of_a_dead_run_are_not_read_once_the_weights_differ(folder, tmp_path):
+    """A run loads weights as version 1, asks, is killed and resumed; then other weights are version 1 of the same model."""
+    state = GameState("You arrive.", "A kitchen.", "Nothing.", "Kitchen", ACTIONS, 0.0, 0, 1, False, False, False)
+    request = PriorRequest(state, ACTIONS)
+    answers, asked = {}, {}
+    for life, weights in enumerate([5, 6, 5, 6]):
+        engine = make_engine("transformers", str(folder), device="cpu")
+        engine.load_weights(write_model(tmp_path / f"life-{life}", seed=weights), 1)
+        prior = LLMPrior(engine, store=SharedStore(tmp_path / "cache.sqlite"))
+        (answers[life],) = prior([request])
+        asked[life] = prior.statistics()["engine_requests"]
+    assert asked == {0: 1, 1: 1, 2: 0, 3: 0}  # equal weights in another folder are the same weights
+    assert np.abs(answers[0] - answers[1]).max() > 0.01
+    assert answers[2].tobytes() == answers[0].tobytes() and answers[3].tobytes() == answers[1].tobytes()
+
+
+def test_a_digest_tells_weights_apart(folder, tmp_path):
+    other = Path(write_model(tmp_path / "other", seed=5))
+    first = weights_digest(str(other))
+    assert first not in (weights_digest(folder), str(other)) and first == weights_digest(str(other))
+    data = bytearray((other / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (other / "model.safetensors").write_bytes(data)
+    assert weights_digest(str(other)) != first
+    assert weights_digest("hub/name") == "hub/name" and weights_digest("") == ""
 
 
 def _damage(folder, how):

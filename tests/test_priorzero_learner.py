@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -217,11 +218,11 @@ def test_a_failed_save_keeps_the_old_file_and_leaves_nothing_else(
     path = tmp_path / "a.safetensors"
     checkpoint.save(path, {"x": 1}, CHECKPOINT)
 
-    def full(*args: object, **kwargs: object) -> None:
-        Path(args[1]).write_bytes(b"half")  # type: ignore[arg-type]
+    def full(file: BinaryIO, *_: object) -> None:
+        file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("lzero_async.checkpoint.write", full)
     with pytest.raises(ConfigError, match="No space left"):
         checkpoint.save(path, {"x": 2}, CHECKPOINT)
     assert checkpoint.load(path, CHECKPOINT) == {"x": 1}

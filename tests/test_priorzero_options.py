@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ from zoo.jericho.priorzero.options import (
     steps_per_collect,
     threads_of,
 )
-from zoo.jericho.priorzero.parts import Parts
+from zoo.jericho.priorzero.parts import Parts, _engine_options
 from zoo.jericho.priorzero.priorzero_entry import FLAGS, main, parse_arguments
 
 
@@ -245,3 +247,63 @@ def test_each_machine_has_caches_of_its_own(tmp_path: Path, monkeypatch: pytest.
 def test_roles_take_devices_in_turn() -> None:
     assert [device_of("cuda:0,cuda:1", number) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     assert device_of("auto", 5) == "auto"
+
+
+class _Made(Exception):
+    """A model is about to be made: its configuration."""
+
+
+def _seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As if there were four GPUs; the devices that become the default, in order."""
+    import torch
+
+    taken: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cuda:1", "cuda:1"), ("cuda", "cuda:0"), ("auto", "cuda:0"), ("cuda:3", "cuda:3")]
+)
+@pytest.mark.parametrize("role", ["learner", "rank", "player", "reanalyzer"])
+def test_every_role_makes_its_model_where_its_data_go(
+    role: str, device: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DI-engine's `model.cuda()` means the default device, LightZero's tensors the one of the configuration."""
+    from lzero.model import unizero_model
+
+    from zoo.jericho.priorzero import learner_role, players, rank_role, reanalyze
+
+    parts = Parts(build_options(), None, tmp_path)  # type: ignore[arg-type]
+    parts.unizero("cpu")  # what is imported for it looks at the GPUs
+    taken = _seen(monkeypatch)
+
+    def learner(cfg: Any, *_: object, **__: object) -> None:
+        raise _Made(cfg.device, cfg.cuda, cfg.model.world_model_cfg.device)
+
+    def model(**cfg: Any) -> None:
+        raise _Made(cfg["world_model_cfg"].device, True, cfg["world_model_cfg"].device)
+
+    monkeypatch.setattr(learner_role, "Learner", learner)
+    monkeypatch.setattr(rank_role, "new_policy", learner)
+    monkeypatch.setattr(unizero_model, "UniZeroModel", model)
+    makers: dict[str, Callable[[], object]] = {
+        "learner": lambda: learner_role.LearnerRole(parts, device, print),
+        "rank": lambda: rank_role.RankRole(parts, 0, device, print),
+        "player": lambda: players._PlayingRole(parts, 1, device, print, asynchronous=False),
+        "reanalyzer": lambda: reanalyze.ReanalyzeRole(parts, device, False, print),
+    }
+    with pytest.raises(_Made) as made:
+        makers[role]()
+    assert made.value.args == (expected, True, expected)
+    assert taken == [expected]
+
+
+def test_the_language_model_has_a_device_with_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    _seen(monkeypatch)
+    llm = build_options().llm_config
+    assert [_engine_options(llm, device)["device"] for device in ("auto", "cuda", "cuda:2", "cpu")] == [
+        "cuda:0", "cuda:0", "cuda:2", "cpu",
+    ]  # fmt: skip

@@ -47,7 +47,7 @@ class RuleEngine:
     """Scores a candidate by its length and the prompt's hash; a token is a word."""
 
     def __init__(self, context_length=1_000_000, model="rules"):
-        self.weights_version = 0
+        self.weights_version, self.weights_digest = 0, "first"
         self.model = model
         self.context_length = context_length
         self.calls: list[list[ScoreRequest]] = []
@@ -168,10 +168,10 @@ def test_what_changes_the_answer_changes_the_key():
     prior([ask(actions=("a, b",))])
     prior([ask(actions=("a", "b"))])
     assert engine.asked() == 3
-    engine.weights_version = 1
+    engine.weights_digest = "second"
     prior([ask(actions=("a", "b"))])
     assert engine.asked() == 4
-    engine.weights_version = 0
+    engine.weights_digest = "first"
     prior([ask(actions=("a", "b"))])
     assert engine.asked() == 4
 
@@ -179,9 +179,9 @@ def test_what_changes_the_answer_changes_the_key():
 def test_an_answer_while_the_weights_change_is_not_kept():
     engine = RuleEngine()
     prior = LLMPrior(engine)
-    engine.during_score = lambda: setattr(engine, "weights_version", 1)
+    engine.during_score = lambda: setattr(engine, "weights_digest", "second")
     prior([ask()])
-    engine.weights_version = 0
+    engine.weights_digest = "first"
     assert prior.statistics()["cache_entries"] == 0
     prior([ask()])
     assert engine.asked() == 2
@@ -294,7 +294,7 @@ def test_other_models_and_weights_do_not_share(open_store, tmp_path, monkeypatch
         LLMPrior(engine, store=open_store())([ask()])
         assert engine.asked() == asked, (working_folder, model)
     engine = RuleEngine(model="hub/name")
-    engine.weights_version = 1
+    engine.weights_digest = "second"
     LLMPrior(engine, store=open_store())([ask()])
     assert engine.asked() == 1
 
@@ -309,7 +309,7 @@ def test_a_model_without_a_name_does_not_share(open_store, caplog):
 
 def test_an_answer_while_the_weights_change_is_not_shared(open_store):
     engine, other = RuleEngine(), RuleEngine()
-    engine.during_score = lambda: setattr(engine, "weights_version", 1)
+    engine.during_score = lambda: setattr(engine, "weights_digest", "second")
     LLMPrior(engine, store=open_store())([ask()])
     LLMPrior(other, store=open_store())([ask()])
     assert other.asked() == 1
@@ -357,7 +357,7 @@ def test_recall_gives_what_is_known_and_counts_only_that(open_store):
     assert (stats["requests"], stats["hits"], stats["engine_requests"]) == (2, 1, 1)
     stats = other.statistics()
     assert (stats["requests"], stats["hits"], stats["engine_requests"]) == (2, 2, 0)
-    engine.weights_version = 1
+    engine.weights_digest = "second"
     assert prior.recall(ask()) is None
     assert engine.asked() == 1
 

@@ -168,11 +168,13 @@ def test_resuming_from_a_file_leaves_other_runs_alone(straight: Path, tmp_path: 
     other.mkdir()
     (other / "precious.txt").write_text("mine")
     last = straight / "ckpt" / "last.safetensors"
-    before = {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file()}
+    kept = [path for path in straight.rglob("*") if path.is_file() and path.name != ".lock"]
+    before = {path: path.stat().st_mtime_ns for path in kept}
     assert main(["--resume", str(last), "--exp_name", str(other), "--max_iter", "7"]) == 0
     assert [path.name for path in other.iterdir()] == ["precious.txt"]
     assert (tmp_path / "other-2" / "results.json").is_file()
-    assert before == {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file()}
+    assert before == {path: path.stat().st_mtime_ns for path in kept}
+    assert {path.name for path in straight.rglob("*") if path.is_file()} <= {path.name for path in kept} | {".lock"}
 
 
 def test_a_disk_that_refuses_is_one_sentence(

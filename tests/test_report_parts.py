@@ -160,7 +160,7 @@ def test_staleness_is_counted_as_the_statistics_do(tmp_path: Path) -> None:
     trace, recorder = TraceWriter(tmp_path / "trace.json"), Recorder()
     for number_, staleness in enumerate((0, 100, 101, 127, 127, 128, 255, 300)):
         trace.train(number_, number_ + 0.5, number_, number_ + 1, staleness)
-        recorder.train_started(staleness)
+        recorder.trained_on(staleness)
     trace.close()
     found = digest(tmp_path / "trace.json")
     assert found is not None

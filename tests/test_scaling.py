@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -109,11 +110,12 @@ def test_no_finished_collect_is_passed_over(monkeypatch: Any, policy: Any) -> No
 
     def commit_one(self: Any) -> bool:
         nonlocal asked
-        for worker, ticket in self.held:
+        for held in sorted(self.held):
             asked += 1
-            if self.gate.try_commit(ticket.id) is not None:
-                self.held.remove((worker, ticket))
-                self._committed(worker)
+            if self.gate.try_commit(held.ticket.id) is not None:
+                self.held.remove(held)
+                heapq.heapify(self.held)
+                self._committed(held.worker)
                 return True
         return False
 

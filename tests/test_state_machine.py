@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lzero_async import AsyncTrainingCoordinator, GateTimeout, Stopped
 from lzero_async.gate import Ticket
-from lzero_async.shell import REPLAY, Parked
+from lzero_async.shell import REPLAY, Holder, Parked
 
 POLICIES = ("wait", "drop", "allow")
 pytestmark = pytest.mark.filterwarnings("ignore:num_collectors")
@@ -55,18 +55,23 @@ class ShellMachine(RuleBasedStateMachine):
         self.training: Ticket | None = None
         self.evaluating = False
         self.parked: list[Parked] = []
+        self.holders: dict[int, Holder] = {}
+        self.turn: Holder | None = None
 
     # -- requests -------------------------------------------------------------------------------------------------------
 
-    def asked(self, answer: Ticket | Parked, kind: str) -> None:
+    def asked(self, answer: Ticket | Parked, kind: str, holder: Holder) -> None:
         if isinstance(answer, Parked):
             self.parked.append(answer)
         else:
-            self.granted(kind, answer)
+            self.granted(kind, answer, holder)
 
-    def granted(self, kind: str, ticket: Ticket) -> None:
+    def granted(self, kind: str, ticket: Ticket, holder: Holder) -> None:
+        if kind in ("train", "eval"):
+            self.turn = holder
         if kind == "collect":
             self.collecting.append(ticket)
+            self.holders[ticket.id] = holder
         elif kind == "train":
             assert self.training is None
             assert not self.evaluating
@@ -79,17 +84,20 @@ class ShellMachine(RuleBasedStateMachine):
         elif kind == "eval":
             self.evaluating = True
 
-    @rule()
-    def ask_to_collect(self) -> None:
-        self.asked(self.shell.request_collect(NoWaiter), "collect")
+    @rule(of_run=st.booleans())
+    def ask_to_collect(self, of_run: bool) -> None:
+        holder = Holder("run" if of_run else None)
+        self.asked(self.shell.request_collect(NoWaiter, holder), "collect", holder)
 
-    @rule()
-    def ask_to_train(self) -> None:
-        self.asked(self.shell.request_train(NoWaiter), "train")
+    @rule(of_run=st.booleans())
+    def ask_to_train(self, of_run: bool) -> None:
+        holder = Holder("run" if of_run else None)
+        self.asked(self.shell.request_train(NoWaiter, holder), "train", holder)
 
-    @rule()
-    def ask_to_evaluate(self) -> None:
-        self.asked(self.shell.request_eval(NoWaiter), "eval")
+    @rule(of_run=st.booleans())
+    def ask_to_evaluate(self, of_run: bool) -> None:
+        holder = Holder("run" if of_run else None)
+        self.asked(self.shell.request_eval(NoWaiter, holder), "eval", holder)
 
     # -- ends -----------------------------------------------------------------------------------------------------------
 
@@ -97,13 +105,15 @@ class ShellMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish_a_collect(self, data: st.DataObject) -> None:
         ticket = self.collecting.pop(data.draw(st.integers(0, len(self.collecting) - 1)))
-        self.asked(self.shell.request_commit(ticket, f"data {ticket.id}", 0.0, 1.0, NoWaiter), "commit")
+        holder = self.holders[ticket.id]
+        answer = self.shell.request_commit(ticket, f"data {ticket.id}", 0.0, 1.0, NoWaiter, holder=holder)
+        self.asked(answer, "commit", holder)
 
     @precondition(lambda self: self.collecting)
     @rule(data=st.data(), failed=st.booleans())
     def lose_a_collect(self, data: st.DataObject, failed: bool) -> None:
         ticket = self.collecting.pop(data.draw(st.integers(0, len(self.collecting) - 1)))
-        self.shell.end_collect(ticket, 0.0, 1.0, failed=failed)
+        self.shell.let_go(self.holders[ticket.id], failed=failed)
 
     @precondition(lambda self: self.training is not None)
     @rule()
@@ -118,7 +128,7 @@ class ShellMachine(RuleBasedStateMachine):
     @rule()
     def fail_the_train(self) -> None:
         self.training = None
-        self.shell.fail_train(0.0, 1.0)
+        self.shell.let_go(self.turn, failed=True)
 
     @precondition(lambda self: self.evaluating)
     @rule(failed=st.booleans())
@@ -133,7 +143,7 @@ class ShellMachine(RuleBasedStateMachine):
             self.parked.remove(parked)
             assert parked.waiter.woken == 1
             if parked.grant is not None:
-                self.granted(parked.kind, parked.grant)
+                self.granted(parked.kind, parked.grant, parked.holder)
 
     # -- interruptions -----------------------------------------------------------------------------------------------------
 
@@ -142,10 +152,10 @@ class ShellMachine(RuleBasedStateMachine):
     def stop_waiting(self, data: st.DataObject, interrupt: bool) -> None:
         parked = self.parked.pop(data.draw(st.integers(0, len(self.parked) - 1)))
         if interrupt:
-            self.shell.withdraw(parked)
+            self.shell.let_go(parked.holder, result=("a finished collect",) if parked.kind == "commit" else None)
             return
         try:
-            self.granted(parked.kind, self.shell.served(parked))
+            self.granted(parked.kind, self.shell.served(parked), parked.holder)
         except GateTimeout as error:
             assert "off_policy_degree" in str(error)
         except Stopped as error:
@@ -159,10 +169,20 @@ class ShellMachine(RuleBasedStateMachine):
 
     @rule(patient=st.booleans())
     def stop_and_go_on(self, patient: bool) -> None:
-        """A run ends, its roles are gone (an interrupt may have cut them off), and another begins."""
+        """A run ends and its roles let go of what they hold; whoever is beside it keeps what is his, and another begins."""
         self.shell.stop(Stopped("test"), patient=patient)
+        for ticket in [ticket for ticket in self.collecting if self.holders[ticket.id].run]:
+            self.shell.let_go(self.holders[ticket.id])
+            self.collecting.remove(ticket)
+        for parked in [parked for parked in self.parked if parked.holder.run]:
+            self.shell.let_go(parked.holder, result=("a finished collect",) if parked.kind == "commit" else None)
+            self.parked.remove(parked)
+        if self.turn is not None and self.turn.run and (self.training or self.evaluating):
+            self.shell.let_go(self.turn)
+            self.training, self.evaluating = None, False
         self.shell.restart()
-        self.collecting, self.parked, self.training, self.evaluating = [], [], None, False
+        assert {ticket.id for ticket in self.collecting} <= set(self.gate.tickets)
+        assert self.gate.running is not None or not (self.training or self.evaluating)
 
     @rule(keep=st.booleans())
     def save_and_resume(self, keep: bool) -> None:
@@ -182,7 +202,7 @@ class ShellMachine(RuleBasedStateMachine):
             return
         assert self.gate.violations() == []
         assert len(self.gate.waiting) <= max(1, self.highest)
-        held = {t.id for t in self.gate.waiting} | {p.ticket.id for p in self.shell._lines["commit"]}
+        held = {t.id for t in self.gate.waiting} | {p.ticket.id for p in self.shell._commits}
         assert set(self.shell.data) == held
 
     @invariant()
@@ -194,7 +214,7 @@ class ShellMachine(RuleBasedStateMachine):
         assert not (lines["train"] and gate.train_rule() is None), "lost wake-up of the learner"
         assert not (lines["train"] and gate.max_train_ahead and gate.replay_rule() is None), "lost wake-up of a replay"
         assert not (lines["eval"] and gate.eval_rule() is None), "lost wake-up of an evaluation"
-        assert all(gate.commit_rule(p.ticket.id) is not None for p in lines["commit"]), "lost wake-up of a commit"
+        assert all(gate.commit_rule(p.ticket.id) is not None for p in self.shell._commits), "lost wake-up of a commit"
 
 
 def machine(examples: int, steps: int) -> type:

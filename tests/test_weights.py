@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,6 +22,21 @@ def test_a_snapshot_does_not_follow_the_learner() -> None:
     assert snapshot.version == 0
     assert snapshot.state["layer"]["w"].tolist() == [0, 0, 0]
     assert snapshot.state["steps"] == (1, 2)
+
+
+class Layer(NamedTuple):
+    """Weights by name."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+def test_a_namedtuple_of_weights_stays_one() -> None:
+    mine = Layer(np.ones(2), np.zeros(2))
+    found = WeightStore().publish([mine, (1, 2)], 0).state
+    assert isinstance(found, tuple) and isinstance(found[0], Layer) and type(found[1]) is tuple
+    mine.weight[:] = 7
+    assert found[0].weight.tolist() == [1, 1]
 
 
 def test_a_snapshot_cannot_be_changed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from lzero_async.advise.choose import advise
 from lzero_async.advise.measured import read_run
 from lzero_async.advise.show import as_json, as_text
 from lzero_async.run_folder import exit_code
+from lzero_async.strict_json import to_json
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def _print(request: Request) -> int:
     advised = advised_of(request)
     advice = advise(advised, request)
     try:
-        print(json.dumps(as_json(advised, advice), indent=1) if request.json else as_text(advised, advice), flush=True)
+        print(to_json(as_json(advised, advice), indent=1) if request.json else as_text(advised, advice), flush=True)
     except BrokenPipeError:  # who reads it has seen enough; nothing is to be written to it when Python ends either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -11,6 +11,7 @@ from lzero_async.compare.arguments import Request, parse, shown
 from lzero_async.compare.report import Comparison, as_json, as_text, compare_runs
 from lzero_async.compare.running import run_program
 from lzero_async.errors import ConfigError
+from lzero_async.folder_lock import FolderLock
 from lzero_async.run_files import Run, load_run
 from lzero_async.run_folder import BAD_INPUT, exit_code, free_folder, write_json
 
@@ -36,19 +37,20 @@ def compare(request: Request) -> int:
         made.sync = _given(request, request.sync_run, asynchronous=False)
     if request.async_run is not None:
         made.asynchronous = _given(request, request.async_run, asynchronous=True)
-    out = free_folder(str(request.out), None, folder_flag="--out")
-    if out != request.out:
-        print(f"{request.out} holds another comparison; this one goes to {out}.", file=sys.stderr)
-    code = 0
-    if made.sync is None:
-        code, made.sync = _run(request, out / "sync", made, "1/2 synchronous")
-    if made.asynchronous is None and not code:
-        code, made.asynchronous = _run(request, out / "async", made, "2/2 asynchronous")
-    if made.sync is None and made.asynchronous is None:
+    with FolderLock() as lock:
+        out = free_folder(str(request.out), None, lock, folder_flag="--out")
+        if out != request.out:
+            print(f"{request.out} holds another comparison; this one goes to {out}.", file=sys.stderr)
+        code = 0
+        if made.sync is None:
+            code, made.sync = _run(request, out / "sync", made, "1/2 synchronous")
+        if made.asynchronous is None and not code:
+            code, made.asynchronous = _run(request, out / "async", made, "2/2 asynchronous")
+        if made.sync is None and made.asynchronous is None:
+            return code
+        found = compare_runs(request.app, made.sync, made.asynchronous)
+        _show(request, out, found, made)
         return code
-    found = compare_runs(request.app, made.sync, made.asynchronous)
-    _show(request, out, found, made)
-    return code
 
 
 def _given(request: Request, folder: Path, *, asynchronous: bool) -> Run:

@@ -74,7 +74,14 @@ def _working(run: Material) -> list[Tile]:
         found.append(Tile("mean staleness", number(statistics["staleness_mean"]), limit))
     if is_number(cpu):
         found.append(Tile("CPU in use", percent(cpu), f"of {plural(cores, 'core')}" if is_number(cores) else ""))
-    problems = sum(int(statistics.get(name) or 0) for name in ("failed", "restarts"))
+    counted = (
+        "failed",
+        "restarts",
+        "bad_episodes",
+        "bad_batches",
+        "bad_updates",
+    )  # a time-out is a bad episode or a restart
+    problems = sum(int(statistics.get(name) or 0) for name in counted)
     dropped = f"{number(statistics.get('dropped') or 0)} batches dropped"
     found.append(Tile("failures, restarts", number(problems) if problems else "none", dropped, "trouble"))
     return found

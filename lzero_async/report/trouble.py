@@ -12,9 +12,13 @@ from lzero_async.report.words import is_number, moment, plural
 MOST_EVENTS: Final = 200
 COUNTED: Final = {
     "failed": "failed collect", "restarts": "restart", "retired": "retired collector", "dropped": "dropped batch",
-    "abandoned": "abandoned collect", "degree_changes": "change of the degree",
+    "abandoned": "abandoned collect", "degree_changes": "change of the degree", "bad_episodes": "bad episode",
+    "env_timeouts": "time-out of an environment", "bad_batches": "refused batch", "bad_updates": "skipped update",
 }  # fmt: skip
-PLURALS: Final = {"dropped batch": "dropped batches", "change of the degree": "changes of the degree"}
+PLURALS: Final = {
+    "dropped batch": "dropped batches", "change of the degree": "changes of the degree",
+    "time-out of an environment": "time-outs of environments", "refused batch": "refused batches",
+}  # fmt: skip
 
 
 def trouble(runs: Sequence[Material]) -> Html:

@@ -53,6 +53,11 @@ class VirtualClock:
         """Wait for the first turn."""
         token.turn.acquire()
 
+    def thread_not_started(self, token: _Place) -> None:
+        """Nobody will come for its turn."""
+        with self._mutex:
+            self._ready.remove(token)
+
     def thread_ended(self) -> None:
         """Pass the turn on."""
         with self._mutex:

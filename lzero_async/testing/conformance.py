@@ -7,19 +7,22 @@ reason. The roles are in this module, so that another process can import them.
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
 import queue
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
 from lzero_async.backends import Backend, Worker
 from lzero_async.calls import RemoteTraceback
 from lzero_async.clock import RealClock
-from lzero_async.errors import RemoteError, Stopped, WorkerDied
+from lzero_async.errors import GateTimeout, RemoteError, Stopped, WorkerDied
 from lzero_async.gate import Gate
 from lzero_async.parcels import Parcel
 from lzero_async.shell import GateShell
@@ -33,6 +36,10 @@ AT_ONCE: Final = 1.0  # seconds in which a death must have reached the caller
 EXEMPT: Final[dict[tuple[str, str], str]] = {
     ("kill_during_a_call", "inline"): "code in the calling thread cannot be ended from outside",
     ("a_call_that_takes_too_long_ends_the_worker", "inline"): "nobody is there to watch the calling thread",
+    ("a_timeout_holds_while_the_role_is_made", "inline"): "nobody is there to watch the calling thread",
+    ("a_stop_holds_while_the_role_is_made", "inline"): "a role of this process is made by its first call",
+    ("a_stop_holds_while_the_role_is_made", "thread"): "a role of this process is made by its first call",
+    ("an_event_that_is_not_taken_in_disables_nothing", "inline"): "it is taken in by the calling thread",
     ("a_remote_traceback_is_the_cause", "inline"): "the exception itself is raised, with its own traceback",
     ("a_remote_traceback_is_the_cause", "thread"): "the exception itself is raised, with its own traceback",
     ("an_exception_that_cannot_travel", "inline"): "the exception itself is raised, wherever its class lives",
@@ -87,6 +94,19 @@ class Slow:
     def __init__(self, emit: Callable[[Any], None]) -> None:
         emit("making")
         time.sleep(PATIENCE)
+
+
+class Gated:
+    """A role that is made when somebody opens the pipe `gate` for writing."""
+
+    def __init__(self, emit: Callable[[Any], None], gate: str) -> None:
+        emit("making")
+        with open(gate) as pipe:
+            pipe.read()
+
+    def answer(self, stop: Any = None) -> int:
+        """Be there."""
+        return 42
 
 
 class Subject:
@@ -268,6 +288,22 @@ def _started(backend: Backend, role: Any = Subject, **options: Any) -> tuple[Wor
     return backend.start("subject", partial(role, **options), on_event=events.put), events
 
 
+@contextmanager
+def _gate() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The name of a pipe, and what opens it for all who read from it, then and later."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = os.path.join(folder, "gate")
+        os.mkfifo(name)
+
+        def release() -> None:
+            os.close(os.open(name, os.O_RDWR))  # never waits, and whoever waits for a writer has seen one
+            os.unlink(name)
+            with open(name, "w"):
+                pass
+
+        yield name, release
+
+
 def _shell() -> GateShell:
     return GateShell(Gate(1), RealClock())
 
@@ -388,6 +424,117 @@ def events_arrive_in_order(backend: Backend) -> None:
     assert [events.get(timeout=PATIENCE) for _ in range(3)] == [1, {"two": 2}, (3,)]
 
 
+@_check
+def a_timeout_holds_while_the_role_is_made(backend: Backend) -> None:
+    """The time of a call is counted from the call on, and a role that takes too long to be made is ended, too."""
+    with _gate() as (gate, release), _Others() as others:
+        worker, _ = _started(backend, Gated, gate=gate)
+        late = others.start(lambda: worker.call("answer", timeout=0.2))
+        try:
+            _raised(WorkerDied, lambda: late.result(PATIENCE / 2), "did not answer answer within 0.2 s")
+            assert not worker.alive
+        finally:
+            release()
+        worker.restart()
+        assert worker.call("answer", timeout=PATIENCE) == 42
+
+
+@_check
+def a_stop_holds_while_the_role_is_made(backend: Backend) -> None:
+    """Whatever kind of stop that is; the role goes on being made."""
+    with _gate() as (gate, release), _Others() as others:
+        worker, events = _started(backend, Gated, gate=gate)
+        assert events.get(timeout=PATIENCE) == "making"
+        try:
+            shell, event = _shell(), threading.Event()
+            first = others.start(lambda: worker.call("answer", stop=shell))
+            second = others.start(lambda: worker.call("answer", stop=event))
+            shell.stop(Stopped("enough"), patient=False)
+            event.set()
+            assert _raised(Stopped, lambda: first.result(PATIENCE / 2)).origin is shell
+            assert _raised(Stopped, lambda: second.result(PATIENCE / 2)).origin is event
+            _raised(Stopped, lambda: worker.call("answer", stop=shell))
+            assert worker.alive
+        finally:
+            release()
+        assert worker.call("answer", timeout=PATIENCE) == 42
+
+
+@_check
+def timeouts_and_stops_hold_behind_another_call(backend: Backend) -> None:
+    """Whoever waits for his turn gives up in time, and the call that runs goes on."""
+    worker, events = _started(backend)
+    shell, other = _shell(), threading.Event()
+    with _Others() as others:
+        running = others.start(lambda: worker.call("wait_for_stop", stop=shell))
+        assert events.get(timeout=PATIENCE) == "began"
+        try:
+            late = others.start(lambda: worker.call("add", 1, timeout=0.2))
+            stopped = others.start(lambda: worker.call("sleep", 0, stop=other))
+            patient = others.start(lambda: worker.call("add", 2))
+            _raised(GateTimeout, lambda: late.result(PATIENCE / 2), "another call of it still runs")
+            other.set()
+            assert _raised(Stopped, lambda: stopped.result(PATIENCE / 2)).origin is other
+            assert worker.alive and not running.done() and not patient.done()
+        finally:
+            shell.stop(Stopped("now"), patient=False)
+        assert running.result(PATIENCE) == (True, "now")
+        assert patient.result(PATIENCE) == 2
+
+
+@_check
+def an_event_may_call_the_worker(backend: Backend) -> None:
+    """Whoever is told something may call the role, whether its call still runs or not."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def told(event: Any) -> None:
+        answers.put((event, worker.call("add", 1)))
+
+    worker = backend.start("subject", Subject, on_event=told)
+    with _Others() as others:
+        outer = others.start(lambda: worker.call("tell", "one", "two"))
+        try:
+            assert outer.result(PATIENCE / 2) == 2
+        except BaseException:
+            worker.kill()
+            raise
+        assert [answers.get(timeout=PATIENCE) for _ in range(2)] == [("one", 1), ("two", 2)]
+
+
+@_check
+def an_event_that_is_not_taken_in_disables_nothing(backend: Backend) -> None:
+    """Neither timeouts nor kill, restart or close wait for somebody who was told something and does not return."""
+    begun, free = threading.Event(), threading.Event()
+
+    def told(event: Any) -> None:
+        begun.set()
+        free.wait(PATIENCE)
+
+    worker = backend.start("subject", Subject, on_event=told)
+    worker.call("add", 1)
+    with _Others() as others:
+        try:
+            late = others.start(lambda: worker.call("sleep", 1.5, timeout=0.5))
+            assert begun.wait(PATIENCE)
+            _raised(WorkerDied, lambda: late.result(PATIENCE / 2), "did not answer sleep within 0.5 s")
+            others.start(worker.restart).result(PATIENCE / 2)
+            others.start(partial(worker.close, 0.2)).result(PATIENCE / 2)
+            assert not worker.alive
+        finally:
+            free.set()
+
+
+@_check
+def many_events_arrive_all_and_in_order(backend: Backend) -> None:
+    """None is lost, however slowly they are taken in; all are there when the worker is closed."""
+    events: list[Any] = []
+    worker = backend.start("subject", Closing, on_event=events.append)
+    worker.call("tell", *range(1000))
+    assert events == list(range(1000))
+    worker.close(PATIENCE)
+    assert events == [*range(1000), ("closed", 0)]
+
+
 # -- stops -----------------------------------------------------------------------------------------------------------------
 
 
@@ -407,6 +554,7 @@ def a_stop_reaches_the_role(backend: Backend) -> None:
 def a_stop_that_is_set_already_reaches_the_role(backend: Backend) -> None:
     """A call that begins after the stop sees it, whatever kind of stop that is."""
     worker, _ = _started(backend)
+    worker.wait_until_ready()
     shell = _shell()
     shell.stop(Stopped("over"), patient=False)
     assert worker.call("wait_for_stop", stop=shell) == (True, "over")
@@ -419,6 +567,7 @@ def a_stop_that_is_set_already_reaches_the_role(backend: Backend) -> None:
 def a_role_that_gives_up_points_at_the_callers_stop(backend: Backend) -> None:
     """The loop tells a call that was stopped from one that failed by the origin of the exception."""
     worker, _ = _started(backend)
+    worker.wait_until_ready()
     shell = _shell()
     shell.stop(Stopped("over"), patient=False)
     assert _raised(Stopped, lambda: worker.call("stopped", stop=shell), "gave up").origin is shell
@@ -428,6 +577,7 @@ def a_role_that_gives_up_points_at_the_callers_stop(backend: Backend) -> None:
 def the_stop_of_one_call_is_not_that_of_the_next(backend: Backend) -> None:
     """Every call has a stop of its own."""
     worker, events = _started(backend)
+    worker.wait_until_ready()
     first, second = _shell(), _shell()
     first.stop(Stopped("first"), patient=False)
     assert worker.call("wait_for_stop", stop=first) == (True, "first")
@@ -599,6 +749,8 @@ def close_does_not_wait_for_deaf_calls(backend: Backend) -> None:
     if backend.kind == "inline":
         return
     workers = [_started(backend) for _ in range(3)]
+    for worker, _ in workers:
+        worker.wait_until_ready()  # which takes long on a busy machine
     with _Others() as others:
         results = [others.start(partial(worker.call, "sleep", 2.5)) for worker, _ in workers]
         for _, events in workers:

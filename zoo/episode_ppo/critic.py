@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lzero_async.soundness import check_finite
 from zoo.mbpo.networks import BatchedMLP, copies_of
 
 SLOWEST = 0.1  # share of the newest batch in the running statistics, from the tenth batch on
@@ -42,11 +43,15 @@ class Critic:
         """Move `mean` and `std` toward those of `returns`; the values of all observations stay what they are.
 
         Only the first time they move along: an untrained critic then starts at the mean instead of far from all returns.
+        Returns whose mean square is not finite raise BadData and change nothing.
         """
+        with np.errstate(over="ignore", invalid="ignore"):
+            new_mean, new_square = float(returns.mean()), float(np.square(returns).mean())
+        check_finite("the mean square of the returns", new_square)
         self._batches += 1
         share = max(1.0 / self._batches, SLOWEST)
-        mean = self.mean + share * (float(returns.mean()) - self.mean)
-        self._square += share * (float(np.square(returns).mean()) - self._square)
+        mean = self.mean + share * (new_mean - self.mean)
+        self._square += share * (new_square - self._square)
         std = max(math.sqrt(max(self._square - mean * mean, 0.0)), SMALLEST_STD)
         if self._batches > 1:
             weight, bias = self.network.parameters[-2:]

@@ -14,15 +14,19 @@ import difflib
 import importlib
 import inspect
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lzero_async.errors import ConfigError
+from lzero_async.errors import BadData, ConfigError, StepOverdue
+from lzero_async.soundness import check_finite, check_like
+from lzero_async.step_watch import StepWatch
 from zoo.mbpo.envs import make_by_id
 
 KINDS = ("discrete", "box")
+LARGEST = float(np.finfo(np.float32).max)  # rewards and observations are float32 from here on
 API = "it must have gymnasium's interface: observation_space, action_space, reset(seed=...), step(action) and close()"
 EXTRAS = {
     "nasim": "Install it with: pip install '.[nasim]'.",
@@ -39,7 +43,8 @@ class Spaces(NamedTuple):
 
 
 class FlatEnv:
-    """One environment with flat observations and unscaled actions; apart from that, gymnasium's interface."""
+    """One environment with flat observations and unscaled actions; apart from that, gymnasium's interface. Observations and
+    rewards that are not finite, or of a wrong shape or type, raise BadData; what is not gymnasium's interface, ConfigError."""
 
     def __init__(self, env: Any, name: str) -> None:
         for attribute in ("observation_space", "action_space", "reset", "step"):
@@ -47,7 +52,8 @@ class FlatEnv:
                 raise ConfigError(f"env {name!r} gives a {type(env).__name__} without {attribute}; {API}.")
         self.env, self.name = env, name
         self.spaces = Spaces(_obs_size(name, env.observation_space), *_action_kind(name, env.action_space))
-        self._flat = _flattener(env.observation_space)
+        self._where, self._shape = f"env {name!r}", _shape(env.observation_space)
+        self._flatten = _flattener(env.observation_space)
         self._translate = _translator(env.action_space)
 
     def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -57,16 +63,37 @@ class FlatEnv:
             raise ConfigError(f"reset of env {self.name!r} gives no pair (observation, information); {API}.")
         return self._flat(found[0]), found[1]
 
+    def _flat(self, obs: Any) -> np.ndarray:
+        if self._shape is not None:
+            check_like("the observation", obs, self._shape, "fiub", self._where)
+        try:
+            flat = self._flatten(obs)
+        except Exception as failure:  # whatever the parts of a Dict or Tuple raise
+            raise BadData(f"the observation of {self._where} does not fit its space: {failure!r}") from failure
+        check_like("the flattened observation", flat, (self.spaces.obs_size,), "f", self._where)
+        check_finite("the observation", flat, self._where)
+        return flat
+
+    def _reward(self, reward: Any) -> float:
+        try:
+            value = float(reward)
+        except (TypeError, ValueError) as failure:
+            raise BadData(f"the reward of {self._where} is {reward!r}; it must be one number") from failure
+        if not -LARGEST <= value <= LARGEST:
+            check_finite("the reward", math.nan if math.isnan(value) else math.copysign(math.inf, value), self._where)
+        return value
+
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Observation [O], reward, terminated, truncated and information after an action as the policy drew it."""
         found = self.env.step(self._translate(action))
-        if len(found) != 5:
+        if not isinstance(found, tuple) or len(found) != 5:
+            given = f"{len(found)} values" if isinstance(found, tuple) else f"a {type(found).__name__}"
             raise ConfigError(
-                f"step of env {self.name!r} gives {len(found)} values; gymnasium's interface has 5: observation, reward, "
+                f"step of env {self.name!r} gives {given}; gymnasium's interface has 5: observation, reward, "
                 "terminated, truncated and information. Wrap an environment of the older gym."
             )
         obs, reward, terminated, truncated, info = found
-        return self._flat(obs), float(reward), bool(terminated), bool(truncated), info
+        return self._flat(obs), self._reward(reward), bool(terminated), bool(truncated), info
 
     def close(self) -> None:
         """End the environment, if it has an end."""
@@ -85,21 +112,27 @@ def make_env(spec: str, env_args: Mapping[str, Any] | None = None) -> FlatEnv:
     if factory is None:
         return FlatEnv(make_by_id(spec, arguments), spec)
     _check_arguments(spec, factory, arguments)
-    return FlatEnv(factory(**arguments), spec)
+    try:
+        made = factory(**arguments)
+    except ImportError as failure:
+        reason = f"env {spec!r} cannot be made: {failure}."
+        raise ConfigError(" ".join([reason, *_install_hint(spec.partition(":")[0], failure)])) from failure
+    return FlatEnv(made, spec)
 
 
-def describe(spec: str, env_args: Mapping[str, Any] | None = None) -> Spaces:
+def describe(spec: str, env_args: Mapping[str, Any] | None = None, step_timeout: float = 300.0) -> Spaces:
     """The sizes of an environment, found by making one and resetting it; raises ConfigError for one that cannot be used."""
     env = make_env(spec, env_args)
+    watch = StepWatch(step_timeout)
     try:
-        obs = _first_obs(env)
-        if obs.size != env.spaces.obs_size:
-            raise ConfigError(
-                f"env {spec!r} observes {obs.size} numbers, but its observation_space {env.env.observation_space} has "
-                f"{env.spaces.obs_size}; correct the one or the other."
-            )
+        with watch.running(f"reset of env {spec!r}"):
+            _try_reset(env)
         return env.spaces
+    except (BadData, StepOverdue) as failure:
+        space = f" (its observation_space is {env.env.observation_space})" if isinstance(failure, BadData) else ""
+        raise ConfigError(f"{failure}{space}; correct the environment.") from failure
     finally:
+        watch.close()
         env.close()
 
 
@@ -160,9 +193,15 @@ def _check_arguments(spec: str, factory: Callable[..., Any], arguments: dict[str
         raise ConfigError(f"env_args {arguments!r} do not fit {spec}{signature}: {failure}.") from failure
 
 
-def _first_obs(env: FlatEnv) -> np.ndarray:
+def _try_reset(env: FlatEnv) -> None:
+    """Reset it, once more if that fails as an episode may; ConfigError if it takes no seed."""
     try:
-        return env.reset(seed=0)[0]
+        try:
+            env.reset(seed=0)
+        except (ConfigError, StepOverdue):
+            raise
+        except Exception:
+            env.reset(seed=1)
     except TypeError as failure:
         if "seed" not in str(failure):
             raise
@@ -202,6 +241,13 @@ def _action_kind(name: str, space: Any) -> tuple[str, int]:
         f"env {name!r} has the action space {space}; it must be a gymnasium Discrete, or a Box of floats. Wrap the "
         "environment to give it one of these."
     )
+
+
+def _shape(space: Any) -> tuple[int, ...] | None:
+    """Of a Box's observations; None for other spaces, whose flattened size is looked at."""
+    from gymnasium.spaces import Box
+
+    return tuple(space.shape) if isinstance(space, Box) else None
 
 
 def _flattener(space: Any) -> Callable[[Any], np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async.config import positive_number
+from lzero_async.config import LONGEST, duration, positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
     WATCHING,
@@ -34,6 +34,9 @@ GROUPS: dict[str, dict[str, Option]] = {
         "env_args": Option({}, arguments, "arguments of the environment as one JSON object; --env_arg adds one at a time"),
         "n_envs": Option(100, whole(1), "environments in all"),
         "num_workers": Option(0, whole(0), "processes that they are spread over (0: one per core; sync: one)"),
+        "step_timeout": Option(
+            300.0, between(0.01, 86_400), "seconds for a reset or step; an environment that takes longer is replaced"
+        ),
         "max_episode_steps": Option(1_000_000, whole(1), "an episode that is longer is cut, as by a time limit"),
         "step_seconds": Option(
             0.0, between(0, 3600), "extra seconds that a step waits on average, as a slow simulator would"
@@ -46,12 +49,16 @@ GROUPS: dict[str, dict[str, Option]] = {
         "seed": Option(0, seed, "seed of everything random"),
         "total_episodes": Option(100_000, whole(0), "episodes to train on, rounded up to whole updates (0: no limit)"),
         "episodes_per_update": Option(100, whole(1), "episodes of one update"),
-        "max_seconds": Option(0.0, between(0, 1e9), "seconds after which to end (0: no limit)"),
+        "max_seconds": Option(0.0, between(0, LONGEST), "seconds after which to end (0: no limit)"),
         "target_return": Option(
             None, optional(between(-1e12, 1e12)), "mean return of an evaluation that ends the run", kind=float
         ),
         "eval_every": Option(5, whole(0), "updates between evaluations (0: none)"),
         "eval_episodes": Option(20, whole(1), "episodes of an evaluation"),
+        "on_bad_update": Option(
+            "skip", words("skip", "stop"),
+            "a loss or gradient that is not finite: skip that gradient step and count it, or stop the run",
+        ),
         "checkpoint_every": Option(20, whole(0), "updates between checkpoints (0: only at the end)"),
     },
     "watching": dict(WATCHING),
@@ -76,7 +83,7 @@ GROUPS: dict[str, dict[str, Option]] = {
         **ray_options("envs", "evaluator", "learner"),
         "torch_threads": Option(1, whole(1), "torch threads of the learner"),
         "max_restarts": Option(5, whole(0), "restarts in a row of a role that fails"),
-        "restart_backoff": Option(0.2, positive_number, "seconds before the first of them, doubling"),
+        "restart_backoff": Option(0.2, duration, "seconds before the first of them, doubling"),
     },
     "agent": {
         "learning_rate": Option(1e-3, positive_number, "of actor and critic"),

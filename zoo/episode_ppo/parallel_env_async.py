@@ -17,11 +17,12 @@ from typing import Any
 from lzero_async.calls import listen
 from lzero_async.clock import RealClock
 from lzero_async.parcels import Parcel
+from lzero_async.step_watch import StepWatch
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
 from zoo.episode_ppo.episode import Episode, pack
 from zoo.episode_ppo.factories import FlatEnv
-from zoo.episode_ppo.playing import MAX_STEPS, Failure, Look, Player, Slot
+from zoo.episode_ppo.playing import MAX_STEPS, STEP_TIMEOUT, Failure, Look, Player, Slot
 from zoo.episode_ppo.policy import NumpyPolicy
 
 LOOK_SECONDS = (
@@ -49,7 +50,8 @@ class Policies:
 
 
 class AsyncEnvs:
-    """`num_envs` environments of one worker that play episodes as they are asked to."""
+    """`num_envs` environments of one worker that play episodes as they are asked to. A call of one that takes longer than
+    `step_timeout` seconds ends the worker's process, or, where it has none of its own, is told with `emit`."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class AsyncEnvs:
         seed: int,
         emit: Callable[[Any], None],
         max_steps: int = MAX_STEPS,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         self._slots: queue.SimpleQueue[Slot | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Slot, Episode | Failure] | None] = queue.SimpleQueue()
@@ -66,8 +69,9 @@ class AsyncEnvs:
         self._open = 0  # episodes taken on that have not been returned
         self._waits: bool | None = None  # whether environments wait; None until the first steps have told
         look, thinking = Look(self._decided), threading.Lock()
+        self._watch = watch = StepWatch(step_timeout, on_overdue=emit)
         self._players = [
-            Player(make_env, worker, seed, max_steps, thinking=thinking, look=None if place else look)
+            Player(make_env, worker, seed, max_steps, thinking=thinking, look=None if place else look, watch=watch)
             for place in range(num_envs)
         ]
         self._threads = ThreadGroup(RealClock(), "envs")
@@ -153,6 +157,7 @@ class AsyncEnvs:
         for place, player in enumerate(self._players):
             if f"env-{place}" not in busy:
                 player.close()
+        self._watch.close()
 
 
 def by_round(ended: Sequence[tuple[Slot, Episode | Failure]], at_once: int) -> list[Ended]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lzero_async.errors import ConfigError
+from lzero_async.errors import BadData, ConfigError
+from lzero_async.soundness import first_bad
 
 LOG_STD = "log_std"
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -22,6 +23,8 @@ class NumpyPolicy:
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
         self._weights = {name: np.array(value, dtype=np.float32) for name, value in weights.items()}
+        if bad := first_bad(self._weights):
+            raise BadData(f"the policy's weights cannot be used: {bad}")
         self.kind = "box" if LOG_STD in self._weights else "discrete"
         depth = (len(self._weights) - (self.kind == "box")) // 2
         names = [f"layer{index}" for index in range(depth)]

@@ -5,6 +5,7 @@ While a round waits for its last episodes, free environments play those of the n
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from lzero_async.backends import Worker
 from lzero_async.calls import CallStop, listen, stopped
-from lzero_async.errors import Stopped
+from lzero_async.errors import Stopped, WorkerDied
 from lzero_async.parcels import Parcel
 from lzero_async.types import BackgroundContext, CollectContext, Snapshot, StopSignal
 from zoo.episode_ppo.parallel_env_async import HAND_OVER
@@ -20,7 +21,10 @@ from zoo.episode_ppo.playing import Failure, Slot
 from zoo.episode_ppo.rounds import Pool, Progress, Round
 
 AHEAD = 2 * HAND_OVER  # seconds of playing that a worker is given at a time where environments take turns
+CLOSE_SECONDS = 2.0
 LEAST_ROOM, MOST_ROOM = 2, 100  # at least one episode to play, and one for while the first is handed over
+
+log = logging.getLogger(__name__)
 
 
 class EpisodePool(Pool):
@@ -35,7 +39,9 @@ class EpisodePool(Pool):
         self._playing: list[dict[int, Slot]] = [{} for _ in workers]
         self._room = list(shares)  # episodes that each worker may have
         self._known: list[set[int]] = [set() for _ in workers]  # versions whose weights each worker has
-        self._fallen: set[int] = set()  # workers whose failure was raised, and that were not made anew yet
+        self._fallen: dict[
+            int, Failure | None
+        ] = {}  # workers that failed and were not made anew yet; what hung in them
         self._calls: list[CallStop | None] = [None] * len(self.workers)  # what ends the wait of each worker's call
 
     # -- rounds --------------------------------------------------------------------------------------------------------
@@ -52,7 +58,7 @@ class EpisodePool(Pool):
             unlisten()
             with self._changed:
                 self._close(wanted)
-                if wanted.missing:  # nobody is to begin the rest
+                if wanted.missing or wanted.error is not None:  # nobody is to begin the rest
                     self._pending = deque(slot for slot in self._pending if slot.round != wanted.number)
         if wanted.error is not None:
             raise wanted.error
@@ -77,22 +83,34 @@ class EpisodePool(Pool):
         worker = self.workers[place]
         if place in self._fallen:
             self._bring_back(place)
-            worker.wait_until_ready(context.stop)  # before it is given episodes, which others could play meanwhile
+        worker.wait_until_ready(context.stop)  # before it is given episodes, which others could play meanwhile
         call, *order = self._wait_for_work(place, context.stop)
         unlisten = listen(context.stop, call.set)
         try:
             found = worker.call("play", *order, stop=call)
         except Exception as error:
-            if not isinstance(error, Stopped):
-                worker.kill()  # what it has of its episodes cannot be known; the next pass makes it anew
-                self._fallen.add(place)
-            raise
+            if isinstance(error, Stopped):
+                raise
+            self._end(worker, error)
+            hung = self._fallen[place] = self._hung(place, error) if isinstance(error, WorkerDied) else None
+            if hung is None:
+                raise
+            return
         finally:
             unlisten()
             with self._changed:
                 self._calls[place] = None
         for number, parcel, failures in found:
             self._take(place, number, parcel, failures)
+
+    def _end(self, worker: Worker, error: Exception) -> None:
+        """What a worker that failed has of its episodes cannot be known: it is ended, and the next pass makes it anew."""
+        if not isinstance(error, WorkerDied):
+            try:
+                worker.close(CLOSE_SECONDS)  # its environments may hold something
+            except Exception as late:  # the first error is the one to show
+                log.warning("while closing %s after %r: %r", worker.name, error, late)
+        worker.kill()
 
     def _wait_for_work(
         self, place: int, stop: StopSignal
@@ -149,24 +167,23 @@ class EpisodePool(Pool):
             wanted = self._rounds.get(number)
             for ended in parcel.meta["numbers"]:
                 self._playing[place].pop(ended, None)
-            done = self._count(place, wanted, parcel)
+            changed = self._count(place, wanted, parcel)
             self._look_at_pace(place, parcel.meta)
             for failure in failures:
                 slot = self._playing[place].pop(failure.number, None)
-                if self._again(wanted, place, failure) and slot is not None:
-                    self._pending.appendleft(slot)
+                again = self._again(wanted, place, slot, failure)
+                self._pending.extendleft([] if again is None else [again])
+                changed |= again is None
             self._changed.notify_all()
-        self._tell(wanted, done)
+        self._tell(wanted, changed)
 
     def _bring_back(self, place: int) -> None:
         """A worker died: its episodes are played again, from the start, by whoever is free."""
         self.workers[place].restart()
-        self._fallen.discard(place)
         with self._changed:
-            lost = [slot for slot in self._playing[place].values() if slot.round in self._rounds]
+            lost = self._lost(place, self._playing[place], self._fallen.pop(place))
             self._playing[place].clear()
             self._known[place].clear()
-            self._failed += len(lost)
             self._pending.extendleft(reversed(lost))
             self._changed.notify_all()
 

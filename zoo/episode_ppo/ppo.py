@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lzero_async.config import number_between, one_of, positive_number, whole_number
-from lzero_async.errors import ConfigError, LzeroAsyncError
+from lzero_async.errors import BadData, ConfigError, LzeroAsyncError
+from lzero_async.soundness import check_finite
 from zoo.episode_ppo.advantages import gae
 from zoo.episode_ppo.critic import Critic
 from zoo.episode_ppo.episode import Episode, check_record, pack
@@ -30,6 +31,7 @@ LOG_STD_LOW, LOG_STD_HIGH = -5.0, 2.0
 FIRST_LOG_STD = -0.5
 QUIET_START = 0.01  # factor of the actor's last layer: the untrained policy prefers nothing
 LARGEST_LOG_RATIO = 20.0  # keeps the ratio finite for an old episode whose action has become far more likely
+ON_BAD_UPDATE = ("skip", "stop")
 LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
@@ -50,7 +52,9 @@ class Rows(NamedTuple):
 class PPO:
     """The agent; all tensors live on `device`, all random draws come from a generator of its own.
 
-    `target_kl` ends an update after the first epoch that moved the policy further than this from where the update began.
+    `target_kl` ends an update after the first epoch that moved the policy further than this from where the update began. A
+    gradient step whose loss or gradient is not finite is never made: `on_bad_update` says whether it is skipped, or BadData
+    raised ("stop").
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class PPO:
         minibatch_size: int = 256,
         max_grad_norm: float = 0.5,
         target_kl: float | None = None,
+        on_bad_update: str = "stop",
         device: str | torch.device = "cpu",
         seed: int = 0,
     ) -> None:
@@ -84,6 +89,7 @@ class PPO:
         self.minibatch_size = whole_number("minibatch_size", minibatch_size, 1)
         self.max_grad_norm = positive_number("max_grad_norm", max_grad_norm)
         self.target_kl = None if target_kl is None else positive_number("target_kl", target_kl)
+        self.on_bad_update = one_of("on_bad_update", on_bad_update, ON_BAD_UPDATE)
         self._generator = generator_of(device, seed)
         self._device = self._generator.device
         sizes = [spaces.obs_size, *hidden]
@@ -97,6 +103,7 @@ class PPO:
         self.critic = Critic(sizes, self._generator)
         self._parts = [self.actor.flat, self.log_std, self.critic.network.flat]
         self._optimizer = torch.optim.Adam(self._parts, lr=self.learning_rate, eps=1e-5, fused=True)
+        self.why_bad = ""  # why a gradient step was last skipped
         self.updates = 0  # gradient steps
         self.batches = 0  # calls of update
 
@@ -107,31 +114,50 @@ class PPO:
 
         Returns the means over the gradient steps of LOSSES (`approx_kl` and `clip_fraction` against the policies that
         played), `stale_kl` (from those to the policy at the start: 0 for fresh episodes), `moved_kl` (from there to the end
-        of the last epoch), `explained_variance` of the returns by the values at the start, and `updates`, the gradient
-        steps of this call. Raises ConfigError without episodes and LzeroAsyncError for numbers that are not finite.
+        of the last epoch), `explained_variance` of the returns by the values at the start, and `updates` and `bad_updates`,
+        the gradient steps of this call that were made and skipped. Without one that was made, only these two are returned;
+        returns that are not finite are one that was skipped. Raises ConfigError without episodes and LzeroAsyncError for
+        episodes with numbers that are not finite.
         """
         record = episodes if isinstance(episodes, Mapping) else pack(episodes)
-        rows, explained = self._rows(record)
+        self._check_batch(record)
+        try:
+            rows, explained = self._rows(record)
+        except BadData as bad:
+            self._skip(bad)
+            return {"updates": 0.0, "bad_updates": 1.0}
         with torch.no_grad():
             first = self.log_probs(rows.obs, rows.action)[0]
         report = {"stale_kl": float(_kl(first - rows.log_prob))}
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate * number_between("learning_rate_scale", learning_rate_scale, 0.0, 1.0)
-        totals, before = torch.zeros(len(LOSSES), device=self._device), self.updates
+        totals, before, bad_updates = torch.zeros(len(LOSSES), device=self._device), self.updates, 0
         for _ in range(self.epochs):
             for part in self._minibatches(len(rows.obs)):
-                totals += self._step(rows.take(part))
+                try:
+                    totals += self._step(rows.take(part))
+                except BadData as bad:
+                    self._skip(bad)
+                    bad_updates += 1
             if self.target_kl is not None and self._moved(rows, first) > self.target_kl:
                 break
         steps = self.updates - before
         self.batches += 1
+        counts = {"updates": float(steps), "bad_updates": float(bad_updates)}
+        if not steps:
+            return counts
         report.update(zip(LOSSES, (totals / steps).tolist(), strict=True))
         report["moved_kl"] = self._moved(rows, first)
-        return {**report, "explained_variance": explained, "updates": float(steps)}
+        return {**report, "explained_variance": explained, **counts}
+
+    def _skip(self, bad: BadData) -> None:
+        """A gradient step cannot be made: raise that, or go on without it."""
+        if self.on_bad_update == "stop":
+            raise bad
+        self.why_bad = str(bad)
 
     def _rows(self, record: Mapping[str, np.ndarray]) -> tuple[Rows, float]:
         """The batch as tensors, with advantages and targets; and how much of the returns' variance the values explain."""
-        self._check_batch(record)
         count = len(record["reward"])
         obs = torch.tensor(np.concatenate([record["obs"], record["last_obs"]]), device=self._device)
         values = self.critic.values(obs)
@@ -178,7 +204,9 @@ class PPO:
         log_ratio = log_prob - rows.log_prob
         policy_loss = policy_objective(log_ratio, rows.advantage, self.clip)
         value_loss = (self.critic.scaled(rows.obs) - rows.target).square().mean()
-        self._descend(policy_loss - self.entropy_weight * entropy + self.value_weight * value_loss)
+        loss = policy_loss - self.entropy_weight * entropy + self.value_weight * value_loss
+        check_finite("the loss of a gradient step", loss.detach())
+        self._descend(loss)
         self.updates += 1
         with torch.no_grad():
             outside = (torch.expm1(log_ratio).abs() > self.clip).float().mean()
@@ -191,7 +219,8 @@ class PPO:
         self.actor.flat.grad = torch.cat([part.flatten() for part in found[:split]])
         self.log_std.grad = found[split]  # None with discrete actions, which the optimizer passes over
         self.critic.network.flat.grad = torch.cat([part.flatten() for part in found[split + 1 :]])
-        torch.nn.utils.clip_grad_norm_(self._parts, self.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._parts, self.max_grad_norm)
+        check_finite("the length of the gradient", norm)
         self._optimizer.step()
         with torch.no_grad():
             self.log_std.clamp_(LOG_STD_LOW, LOG_STD_HIGH)

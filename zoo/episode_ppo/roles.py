@@ -24,14 +24,16 @@ def make_workers_envs(options: Any, num_envs: int, worker: int, emit: Emit) -> A
     from zoo.episode_ppo.step_barrier import StepEnvs
 
     kind = StepEnvs if options.collector == "sync" else AsyncEnvs
-    return kind(env_factory(options), num_envs, worker, options.seed, emit, options.max_episode_steps)
+    sizes = (num_envs, worker, options.seed)
+    return kind(env_factory(options), *sizes, emit, options.max_episode_steps, options.step_timeout)
 
 
 def make_evaluator(options: Any, num_envs: int, emit: Emit) -> Any:
     """The evaluator."""
     from zoo.episode_ppo.evaluating import EvaluatorRole
 
-    return EvaluatorRole(env_factory(options, waits=False), num_envs, options.seed, emit, options.max_episode_steps)
+    make = env_factory(options, waits=False)
+    return EvaluatorRole(make, num_envs, options.seed, emit, options.max_episode_steps, options.step_timeout)
 
 
 def make_learner(options: Any, spaces: Sequence[Any], emit: Emit) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from lzero_async import checkpoint
 from zoo.episode_ppo.options import FIXED
 
-KIND: Final = checkpoint.CheckpointKind("lzero-async.episode_ppo", 1, "episode PPO")
+KIND: Final = checkpoint.CheckpointKind("lzero-async.episode_ppo", 2, "episode PPO")
 
 
 def load_whole(path: str | Path) -> dict[str, Any]:

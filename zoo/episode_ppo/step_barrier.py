@@ -15,12 +15,15 @@ from typing import Any
 
 from lzero_async.backends import Worker
 from lzero_async.calls import stopped
+from lzero_async.errors import WorkerDied
 from lzero_async.parcels import Parcel
+from lzero_async.step_watch import StepWatch
 from lzero_async.types import CollectContext, StopSignal
 from zoo.episode_ppo.episode import Episode
 from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.parallel_env_async import Ended, Policies, by_round
-from zoo.episode_ppo.playing import MAX_STEPS, Failure, Look, Player, Slot
+from zoo.episode_ppo.patience import ended_soon
+from zoo.episode_ppo.playing import MAX_STEPS, STEP_TIMEOUT, Failure, Look, Player, Slot
 from zoo.episode_ppo.rounds import Pool, Progress, Round
 
 RETURN_AFTER = 0.1  # seconds after which a worker that plays alone returns what has ended
@@ -30,7 +33,8 @@ class StepEnvs:
     """`num_envs` environments of one worker that make one step each when they are asked to.
 
     Environments that wait (for a simulator elsewhere) make it at the same time, in threads; those that compute one after the
-    other, which is faster for them. The first steps are looked at to tell which they are.
+    other, which is faster for them. The first steps are looked at to tell which they are. `step_timeout` is that of `AsyncEnvs`,
+    but a call in the main thread of a process is interrupted, and fails its episode only.
     """
 
     def __init__(
@@ -41,10 +45,13 @@ class StepEnvs:
         seed: int,
         emit: Callable[[Any], None],
         max_steps: int = MAX_STEPS,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         look, thinking = Look(self._decided), threading.Lock()
+        self._watch = watch = StepWatch(step_timeout, on_overdue=emit)
         self._players = [
-            Player(make_env, worker, seed, max_steps, thinking=thinking, look=look) for _ in range(num_envs)
+            Player(make_env, worker, seed, max_steps, thinking=thinking, look=look, watch=watch)
+            for _ in range(num_envs)
         ]
         self._slots: list[Slot | None] = [None] * num_envs
         self._begun = [False] * num_envs
@@ -80,7 +87,8 @@ class StepEnvs:
         self._queue.extend(Slot(*slot) for slot in slots)
         ended = self._step_all()
         while alone and (self._queue or any(self._slots)) and not (stop is not None and stop.is_set()):
-            if ended and time.monotonic() - begun > RETURN_AFTER:
+            failed = any(isinstance(found, Failure) for _, found in ended)  # which may be the end of the run
+            if failed or (ended and time.monotonic() - begun > RETURN_AFTER):
                 break
             ended += self._step_all()
         return by_round(ended, 1 if self._threads is None else len(self._players))
@@ -123,6 +131,7 @@ class StepEnvs:
             self._threads.shutdown()
         for player in self._players:
             player.close()
+        self._watch.close()
 
 
 class BarrierPool(Pool):
@@ -134,10 +143,12 @@ class BarrierPool(Pool):
 
     def play(self, context: CollectContext, count: int) -> Round:
         assert context.snapshot is not None
+        self.bring_back()
         with self._changed:
             wanted = self._open(context.snapshot, count)
         try:
-            self._play(wanted, context)
+            with ended_soon(self.workers, context.stop):  # a stop ends the wait for environments that hang
+                self._play(wanted, context)
         finally:
             with self._changed:
                 self._close(wanted)
@@ -160,21 +171,44 @@ class BarrierPool(Pool):
                     orders.append((place, (wanted.number, slots, weights)))
                     told[place] = True
             for (place, _), found in zip(orders, self._step(orders, context.stop), strict=True):
+                if isinstance(found, Failure):
+                    pending.extend(self._replace(place, playing[place], found))
+                    told[place] = False
+                    continue
                 for _, parcel, failures in found:
                     pending.extend(self._take(wanted, place, playing[place], parcel, failures))
             if wanted.error is not None:
                 raise wanted.error
 
-    def _step(self, orders: Sequence[tuple[int, tuple[Any, ...]]], stop: StopSignal) -> list[list[Ended]]:
+    def _step(self, orders: Sequence[tuple[int, tuple[Any, ...]]], stop: StopSignal) -> list[list[Ended] | Failure]:
         """One step of every worker; the barrier is here."""
         alone = len(orders) == 1  # and then nothing waits to be begun elsewhere
+        calls = [partial(self._ask, place, (*order, alone), stop) for place, order in orders]
         if self._threads is None or alone:
-            return [self.workers[place].call("step", *order, alone, stop=stop) for place, order in orders]
-        calls = [partial(self.workers[place].call, "step", *order, alone, stop=stop) for place, order in orders]
+            return [call() for call in calls]
         futures = [self._threads.submit(call) for call in calls]
         for future in futures:
             future.exception()
         return [future.result() for future in futures]
+
+    def _ask(self, place: int, order: tuple[Any, ...], stop: StopSignal) -> list[Ended] | Failure:
+        """What a worker returns, or the episode in which one of its environments hung, so that it ended."""
+        try:
+            return self.workers[place].call("step", *order, stop=stop)  # type: ignore[no-any-return]
+        except WorkerDied as error:
+            if stop.is_set():
+                raise stopped(stop) from error
+            if (hung := self._hung(place, error)) is None:
+                raise
+            return hung
+
+    def _replace(self, place: int, playing: dict[int, Slot], hung: Failure) -> list[Slot]:
+        """A worker ended because an environment hung: it is made anew; those of its episodes that are to be played again."""
+        self.workers[place].restart()
+        with self._changed:
+            again = self._lost(place, playing, hung)
+        playing.clear()
+        return again
 
     def _take(
         self, wanted: Round, place: int, playing: dict[int, Slot], parcel: Parcel, failures: Sequence[Failure]
@@ -183,13 +217,13 @@ class BarrierPool(Pool):
         with self._changed:
             for ended in parcel.meta["numbers"]:
                 del playing[ended]
-            done = self._count(place, wanted, parcel)
-            failed = [(playing.pop(failure.number), self._again(wanted, place, failure)) for failure in failures]
-        self._tell(wanted, done)
-        return [slot for slot, again in failed if again]
+            changed = self._count(place, wanted, parcel)
+            again = [self._again(wanted, place, playing.pop(failure.number), failure) for failure in failures]
+        self._tell(wanted, changed or None in again)
+        return [slot for slot in again if slot is not None]
 
     def bring_back(self) -> None:
-        """After a failure: make dead workers anew."""
+        """Make dead workers anew."""
         for worker in self.workers:
             if not worker.alive:
                 worker.restart()

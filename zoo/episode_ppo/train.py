@@ -26,6 +26,7 @@ if not __package__:
 
 from lzero_async.application import carry_through
 from lzero_async.errors import ConfigError
+from lzero_async.folder_lock import FolderLock
 from lzero_async.options import device_of, make_parser
 from lzero_async.run_folder import (
     RESULTS,
@@ -68,18 +69,19 @@ def main(arguments: list[str] | None = None) -> int:
 def train(flags: argparse.Namespace) -> int:
     """Options, folder; then train, evaluate once more, and say where everything is."""
     changes = changes_of(flags)
-    saved, state = find_run(flags.resume, changes, TABLE.options["exp_name"].default, load_description)
-    options = build_options(changes, saved=None if state is None else state.get("options", {}))
-    # What cannot be used is found before there is a folder.
-    if saved is not None and state is not None:
-        check_same_run(saved, state, options)
-    if options.device != "auto":
-        device_of(options)
-    spaces = describe(options.env, options.env_args)
-    folder = free_folder(options.exp_name, saved, ("wandb-id",))
-    with logging_to(folder, "zoo.episode_ppo"):
-        say_folder(folder, options.exp_name, saved)
-        return _train(options, folder, saved, state, spaces)
+    with FolderLock() as lock:
+        saved, state = find_run(flags.resume, changes, TABLE.options["exp_name"].default, load_description, lock)
+        options = build_options(changes, saved=None if state is None else state.get("options", {}))
+        # What cannot be used is found before there is a folder.
+        if saved is not None and state is not None:
+            check_same_run(saved, state, options)
+        if options.device != "auto":
+            device_of(options)
+        spaces = describe(options.env, options.env_args, options.step_timeout)
+        folder = free_folder(options.exp_name, saved, lock, ("wandb-id",))
+        with logging_to(folder, "zoo.episode_ppo"):
+            say_folder(folder, options.exp_name, saved)
+            return _train(options, folder, saved, state, spaces)
 
 
 def changes_of(flags: argparse.Namespace) -> dict[str, Any]:
@@ -122,9 +124,14 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
         f"{statistics['episodes_per_second']:.1f} eps/sec"
     )
     print(
-        f"episodes: {pool['started']:,} started = {pool['complete']:,} in whole rounds + {pool['abandoned']:,} abandoned; "
-        f"{pool['failed']:,} begun again after a failure"
+        f"episodes: {pool['started']:,} started = {pool['complete']:,} in whole rounds + {pool['left_out']:,} left out + "
+        f"{pool['abandoned']:,} abandoned; {pool['failed']:,} tries failed ({pool['bad_data']:,} bad data, "
+        f"{pool['env_timeouts']:,} time-outs), {pool['replayed']:,} played again after their worker ended"
     )
+    if (evaluations := statistics["evaluation_failures"])["failed"]:
+        print(f"evaluations: {evaluations['failed']:,} tries failed, {evaluations['left_out']:,} episodes left out")
+    if counters["bad_updates"]:
+        print(f"skipped gradient steps, because they were not finite: {counters['bad_updates']:,}")
     print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in statistics["busy"].items()))
     print(format_targets(row for row in compare(statistics["utilisation"]) if row.name != "buffer"))
     if final is not None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from easydict import EasyDict
 
@@ -19,18 +19,20 @@ from lzero_async.application import PLACES, ScoredApplication, thread_limit
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
-from lzero_async.types import Batch, CollectContext, EvalResult, TrainReport
+from lzero_async.types import Batch, CollectContext, EvalResult, StopSignal, TrainReport
 from lzero_async.view import Count, Progressed, seconds_left
 from zoo.episode_ppo import roles
 from zoo.episode_ppo.factories import Spaces
 from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
+from zoo.episode_ppo.patience import PatientEvaluator
 from zoo.episode_ppo.pool import EpisodePool
 from zoo.episode_ppo.rounds import Pool, Round
 from zoo.episode_ppo.saving import check_same_run
 from zoo.episode_ppo.step_barrier import BarrierPool
 
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
-COUNTERS: Final = ("episodes", "steps", "updates")  # trained on, and gradient steps
+COUNTERS: Final = ("episodes", "steps", "updates", "bad_updates")  # trained on, and gradient steps, made and skipped
+EVAL_FAILURES: Final = ("failed", "bad_data", "env_timeouts", "left_out")
 SAY_EVERY: Final = 1.0  # seconds between two lines about the same round
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class Trainer(ScoredApplication):
         )
         super().__init__(options, folder, backend, records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self.eval_failures = dict.fromkeys(EVAL_FAILURES, 0)  # those of PoolStatistics, in evaluations
         self.spaces = spaces
         self._learner_seconds = 0.0
         self._episodes_before = self._steps_before = 0
@@ -64,14 +67,18 @@ class Trainer(ScoredApplication):
         where = PLACES.get(self.backend.kind, "threads of this process")
         self.progress.note(f"starting {len(shares)} workers with {options.n_envs} environments, {where} ...")
         workers = [
-            self._start(f"envs {place}", partial(roles.make_workers_envs, options, envs, place))
+            self._start(
+                f"envs {place}",
+                partial(roles.make_workers_envs, options, envs, place),
+                on_event=lambda words, place=place: self.pool.stuck(place, words),
+            )
             for place, envs in enumerate(shares)
         ]
         self.pool = (BarrierPool if options.collector == SYNC else EpisodePool)(workers, shares, self._arrived)
         envs = min(EVAL_ENVS, options.eval_episodes)
         self.evaluator = None
         if options.eval_every:
-            self.evaluator = self._start("evaluator", partial(roles.make_evaluator, options, envs))
+            self.evaluator = self._start_evaluator(partial(roles.make_evaluator, options, envs))
         learning = EasyDict(options, device=device_of(options))
         self.learner = self._start(
             "learner",
@@ -95,10 +102,25 @@ class Trainer(ScoredApplication):
         self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
         self._locate()
 
-    def _start(self, name: str, factory: Callable[..., Any], *, threads: int = 1, here: bool = False) -> Worker:
+    def _start_evaluator(self, factory: Callable[..., Any]) -> Worker:
+        evaluator = PatientEvaluator(
+            self._start("evaluator", factory, on_event=lambda words: evaluator.stuck(words)), self._eval_hung
+        )
+        return cast(Worker, evaluator)
+
+    def _start(
+        self,
+        name: str,
+        factory: Callable[..., Any],
+        *,
+        on_event: Callable[[Any], None] | None = None,
+        threads: int = 1,
+        here: bool = False,
+    ) -> Worker:
         return self.backend.start(
             name,
             factory,
+            on_event=on_event,
             environment=thread_limit(threads),
             output=str(self.folder / f"{name.replace(' ', '-')}.out"),
             here=here,
@@ -118,7 +140,9 @@ class Trainer(ScoredApplication):
         now = time.monotonic()
         seconds = max(now - wanted.begun, 1e-9)
         if done == wanted.count:
-            self.progress.note(f"Collected {done} episodes in {seconds:.1f}s ({done / seconds:.1f} eps/sec)")
+            left_out = f", {wanted.left_out} left out because they failed" if wanted.left_out else ""
+            done -= wanted.left_out
+            self.progress.note(f"Collected {done} episodes in {seconds:.1f}s ({done / seconds:.1f} eps/sec){left_out}")
         elif now - wanted.said >= SAY_EVERY and done >= wanted.count // 10:
             wanted.said = now
             self.progress.note(f"{done}/{wanted.count} episodes ({done / seconds:.1f} eps/sec)")
@@ -151,6 +175,19 @@ class Trainer(ScoredApplication):
         values |= {"learner/staleness": batch.staleness, **{f"data/{name}": n for name, n in self.counters.items()}}
         self._records.scalars(values, self.counters["episodes"])
         self._records.train({"train": version, **values})
+
+    def _evaluate(self, version: int, weights: Any, stop: StopSignal) -> dict[str, Any]:
+        row = super()._evaluate(version, weights, stop)
+        for name in ("failed", "bad_data", "left_out"):
+            self.eval_failures[name] += row[name]
+        return row
+
+    def _eval_hung(self, words: str) -> None:
+        """An environment hung in an evaluation, and the evaluator was made anew."""
+        self.eval_failures["failed"] += 1
+        self.eval_failures["env_timeouts"] += 1
+        log.warning("the evaluator was made anew: %s", words)
+        self._locate()
 
     def _now(self) -> dict[str, int]:
         now = {f"trained_{name}": self.counters[name] for name in ("episodes", "steps")}
@@ -193,7 +230,8 @@ class Trainer(ScoredApplication):
         options, coordinator = self.options, self.coordinator
         if not options.total_episodes:
             return None, None
-        left = max(0, options.total_episodes - self.counters["episodes"])
+        # Episodes that were left out count: they were played as well as they could be.
+        left = max(0, options.total_episodes - self.counters["episodes"] - self.pool.statistics().left_out)
         waiting = [
             sum(len(parcel.meta["numbers"]) for parcel in parcels) for parcels in coordinator.shell.data.values()
         ]
@@ -226,6 +264,14 @@ class Trainer(ScoredApplication):
             self.save()
         self.progress.show(self.line())
 
+    def _troubles(self) -> dict[str, int]:
+        pool, evaluations = self.pool.statistics(), self.eval_failures
+        return {
+            "bad_episodes": pool.failed + evaluations["failed"],
+            "env_timeouts": pool.env_timeouts + evaluations["env_timeouts"],
+            "bad_updates": self.counters["bad_updates"],
+        }
+
     def _own_scalars(self) -> dict[str, float]:
         return {f"busy/{name}": share for name, share in self.busy().items()}
 
@@ -254,6 +300,7 @@ class Trainer(ScoredApplication):
             "effective_samples_per_second": self.counters["steps"] / seconds,
             "episodes_per_second": self.counters["episodes"] / seconds,
             "environments": pool._asdict(),
+            "evaluation_failures": dict(self.eval_failures),
             "coordinator": statistics,
         }
 
@@ -302,6 +349,7 @@ class Trainer(ScoredApplication):
             "pool": self.pool.state_dict(),
             "history": list(self.history),
             "learner_seconds": self._learner_seconds,
+            "eval_failures": dict(self.eval_failures),
         }
         return self._save_whole(state)
 
@@ -313,12 +361,12 @@ class Trainer(ScoredApplication):
         with checkpoint.fitting(path):
             batches = [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
-            waiting = [[number for parcel in parcels for number in parcel.meta["numbers"]] for parcels in batches]
-            self.pool.load_state_dict(state["pool"], waiting)
+            self.pool.load_state_dict(state["pool"], batches)
             self.best = {"return": state["best"]["return"], "version": int(state["best"]["version"])}
             self.history = list(state["history"])
             self.counters = {name: int(state["counters"][name]) for name in COUNTERS}
             self._learner_seconds = float(state["learner_seconds"])
+            self.eval_failures = {name: int(state["eval_failures"][name]) for name in EVAL_FAILURES}
             self.earlier_seconds = float(state.get("seconds", 0.0))
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["episodes"])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lzero_async.config import one_of, positive_number, whole_number
 from lzero_async.errors import ConfigError
+from lzero_async.soundness import check_finite, is_finite
 from zoo.mbpo.networks import generator_of, load_generator_state
 from zoo.mbpo.sum_tree import SumTree
 from zoo.mbpo.transitions import Transitions, check
@@ -101,7 +102,10 @@ class TransitionBuffer:
         return self.count / self.capacity
 
     def add(self, transitions: Transitions, version: int) -> None:
-        """Store transitions made by `version` over the oldest rows; of more than fit, the newest stay."""
+        """Store transitions made by `version` over the oldest rows; of more than fit, the newest stay.
+
+        Raises BadData, with nothing stored, if a value is not finite.
+        """
         check(transitions)
         if transitions.obs.shape[1] != self.obs_size or transitions.action.shape[1] != self.action_size:
             raise ConfigError(
@@ -114,6 +118,9 @@ class TransitionBuffer:
         new = torch.empty(kept.count, self._table.shape[1], device=self.device)
         for column, field in zip(_columns(new, self.obs_size, self.action_size), kept, strict=True):
             column.copy_(torch.as_tensor(field))
+        if not is_finite(new):
+            for name, field in kept.to_arrays().items():
+                check_finite(name, field, "the batch")
         self._table.index_copy_(0, rows, new)
         self._versions[rows] = version
         if self._tree is not None:

@@ -9,18 +9,23 @@ from __future__ import annotations
 import importlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lzero_async.calls import interrupted, stopped
+from lzero_async.calls import interrupted, listen, stopped
 from lzero_async.config import whole_number
-from lzero_async.errors import ConfigError, Stopped
+from lzero_async.errors import BadData, ConfigError, StepOverdue, Stopped
 from lzero_async.parcels import Parcel
+from lzero_async.soundness import check_finite
+from lzero_async.step_watch import StepWatch
 from lzero_async.types import StopSignal
 from zoo.mbpo.envs import GymEnvs, VectorEnvs, shares
+from zoo.mbpo.guarding import STEP_TIMEOUT, STUCK, Guard
 from zoo.mbpo.playing import NumpyPlaying, Playing
 from zoo.mbpo.recording import Episodes, Record
 from zoo.mbpo.transitions import Transitions
@@ -31,6 +36,8 @@ MakeEnvs = Callable[[], VectorEnvs]
 COLLECT_STREAM, EVAL_STREAM = 1, 2
 EVENT_EVERY = 0.2  # seconds between two words to the parent about the steps made
 RECENT_COLLECTS = 10
+MOST_BAD = 100  # bad episodes in a row without a step that can be used after which a role gives up
+HURRY = 1.0  # seconds that a step may still take when the run stops and nobody wants it any more
 MAX_EVAL_STEPS = 100_000  # vector steps without the end of an evaluation after which none is expected
 
 
@@ -48,8 +55,13 @@ class _PlayingRole:
 
     event = ""  # what it tells the parent its steps are
 
-    def __init__(self, make_envs: MakeEnvs, emit: Emit, playing: Callable[[Any], Playing]) -> None:
+    def __init__(
+        self, name: str, make_envs: MakeEnvs, emit: Emit, playing: Callable[[Any], Playing], step_timeout: float
+    ) -> None:
+        self._step_timeout = step_timeout
+        self._watch = StepWatch(step_timeout, on_overdue=lambda sentence: emit((STUCK, sentence)))
         self.envs = make_envs()
+        self.guard = self.envs.guard = Guard(name, self._watch, emit)
         self.version = -1
         self._playing = playing(self.envs)
         self._emit, self._unsaid, self._said_at = emit, 0, time.monotonic()
@@ -61,12 +73,45 @@ class _PlayingRole:
 
     def close(self) -> None:
         """End the environments."""
-        self.envs.close()
+        self._watch.limit(HURRY)
+        try:
+            with self.guard.running("the end of its environments"):
+                self.envs.close()
+        finally:
+            self._watch.close()
 
     def _load(self, version: int, weights: Parcel) -> None:
         if version != self.version:
-            self._playing.load(weights.read())
+            given = weights.read()
+            for name, value in given.items():
+                check_finite(name, value, f"the weights of version {version}")
+            self._playing.load(given)
             self.version = version
+
+    @contextmanager
+    def _until(self, stop: StopSignal | None, gives_up: Callable[[StopSignal], bool]) -> Iterator[None]:
+        """A time in which steps are watched. When the run stops, and `gives_up(stop)`, nobody waits for one that hangs; at
+        another end of the run a step gets no more time than steps have needed so far."""
+
+        def given_up() -> bool:
+            return stop is not None and gives_up(stop)
+
+        def hurry(reason: str) -> None:
+            usual = max(HURRY, 10 * self._watch.longest)
+            self._watch.limit(min(self._step_timeout, HURRY if given_up() else usual))
+
+        self._watch.limit(self._step_timeout)
+        self.guard.given_up = given_up
+        unlisten = listen(stop, hurry)
+        try:
+            yield
+        except StepOverdue:
+            if stop is not None and given_up():
+                raise stopped(stop) from None
+            raise
+        finally:
+            unlisten()
+            self._watch.close()  # a role that fails may be dropped, which must leave no thread
 
     def _told(self, steps: int) -> None:
         """Steps were made: tell the parent, now and then."""
@@ -91,13 +136,15 @@ class CollectorRole(_PlayingRole):
         seed: int,
         emit: Emit,
         playing: Callable[[Any], Playing] = NumpyPlaying,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
-        super().__init__(make_envs, emit, playing)
+        super().__init__(f"collector {worker}", make_envs, emit, playing, step_timeout)
         self.worker, self.seed = worker, seed
         self._obs: Any = None
         self._episodes = Episodes(self.envs.num_envs)
         self._recent: deque[float] = deque(maxlen=RECENT_COLLECTS)
         self._ended_at: float | None = None
+        self._bad_before = 0  # bad episodes when there was data last
 
     def collect(self, order: CollectOrder, weights: Parcel | None, stop: StopSignal | None = None) -> Parcel:
         """One batch: a Parcel of Transitions, row `step * num_envs + environment`, with its numbers beside it.
@@ -112,11 +159,13 @@ class CollectorRole(_PlayingRole):
                 raise ConfigError("weights is None; a collect that is not random needs the policy's weights.")
             self._load(order.version, weights)
         stream = [self.seed, COLLECT_STREAM, self.worker, order.number]
-        if self._obs is None:
-            # With the collect's number, so that a restarted collector does not begin the same episodes again.
-            self._obs = self.envs.reset(stream)
-        waited = self._listen_to(stop)
-        rows, ends = self._play(order, self._playing.random(stream), stop)
+        with self._until(stop, lambda stop: stop.is_set()):
+            if self._obs is None:
+                # With the collect's number, so that a restarted collector does not begin the same episodes again.
+                self._obs = self.envs.reset(stream)
+            waited = self._listen_to(stop)
+            rows, ends = self._play(order, self._playing.random(stream), stop)
+        self._give_up_hopeless(rows.count)
         seconds = time.monotonic() - begun
         meta = {
             "worker": self.worker,
@@ -152,6 +201,14 @@ class CollectorRole(_PlayingRole):
             raise
         return record.transitions(), self._episodes.add(*record.rewards_and_ends())
 
+    def _give_up_hopeless(self, rows: int) -> None:
+        """Raise BadData after many episodes of which nothing can be used."""
+        bad = self.guard.bad_episodes
+        if rows:
+            self._bad_before = bad
+        elif bad - self._bad_before >= MOST_BAD:
+            raise BadData(f"the last {bad - self._bad_before} episodes of collector {self.worker} were all bad")
+
     def _listen_to(self, stop: StopSignal | None) -> float:
         """Let a wait in the environments end at `stop`; the seconds waited so far."""
         if not isinstance(self.envs, WaitingEnvs):
@@ -176,22 +233,28 @@ class EvaluatorRole(_PlayingRole):
     event = "evaluation steps"
 
     def __init__(
-        self, make_envs: MakeEnvs, seed: int, emit: Emit, playing: Callable[[Any], Playing] = NumpyPlaying
+        self,
+        make_envs: MakeEnvs,
+        seed: int,
+        emit: Emit,
+        playing: Callable[[Any], Playing] = NumpyPlaying,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
-        super().__init__(make_envs, emit, playing)
+        super().__init__("evaluator", make_envs, emit, playing, step_timeout)
         self.seed = seed
 
     def evaluate(self, version: int, weights: Parcel, episodes: int, stop: StopSignal | None = None) -> dict[str, Any]:
         """Returns and lengths of `episodes` new episodes: mean, min and max, and `returns` itself.
 
         Each environment plays its share, so that short episodes count no more often than long ones. Raises Stopped when
-        the run is interrupted.
+        the run is interrupted. A bad episode is played again with a new seed.
         """
         begun = time.monotonic()
         whole_number("episodes", episodes, 1)
         self._load(version, weights)
         stream = [self.seed, EVAL_STREAM, version]
-        returns, lengths = self._play(episodes, stream, stop)
+        with self._until(stop, interrupted):
+            returns, lengths = self._play(episodes, stream, stop)
         return {
             "version": version,
             "episodes": episodes,
@@ -211,6 +274,7 @@ class EvaluatorRole(_PlayingRole):
         running, ages = np.zeros(len(left)), np.zeros(len(left), dtype=int)
         returns: list[float] = []
         lengths: list[int] = []
+        bad = self.guard.bad_episodes
         for _ in range(MAX_EVAL_STEPS * int(left.max())):
             if stop is not None and interrupted(stop):
                 raise stopped(stop)  # half an evaluation is none; one that is due at a run's own end is finished
@@ -219,6 +283,12 @@ class EvaluatorRole(_PlayingRole):
             running += self._playing.on_cpu(step.reward)
             ages += 1
             ended = self._playing.on_cpu(step.terminated | step.truncated)
+            if step.bad is not None:
+                failed = self._playing.on_cpu(step.bad)
+                ended &= ~failed
+                running[failed], ages[failed] = 0.0, 0
+                if self.guard.bad_episodes - bad >= MOST_BAD * episodes:
+                    raise BadData(f"{self.guard.bad_episodes - bad} episodes of one evaluation were bad")
             for row in np.flatnonzero(ended & (left > 0)):
                 returns.append(float(running[row]))
                 lengths.append(int(ages[row]))
@@ -252,16 +322,27 @@ def gym_collector(
     worker: int,
     seed: int,
     emit: Emit,
+    *,
+    step_timeout: float = STEP_TIMEOUT,
 ) -> CollectorRole:
     """A collector of gymnasium environments."""
-    return CollectorRole(lambda: gym_envs(env_id, num_envs, env_args, step_seconds), worker, seed, emit)
+    envs = partial(gym_envs, env_id, num_envs, env_args, step_seconds)
+    return CollectorRole(envs, worker, seed, emit, step_timeout=step_timeout)
 
 
 def evaluator(
-    env_id: str, num_envs: int, env_args: Mapping[str, Any] | None, step_seconds: float, seed: int, emit: Emit
+    env_id: str,
+    num_envs: int,
+    env_args: Mapping[str, Any] | None,
+    step_seconds: float,
+    seed: int,
+    emit: Emit,
+    *,
+    step_timeout: float = STEP_TIMEOUT,
 ) -> EvaluatorRole:
     """The evaluator on gymnasium environments."""
-    return EvaluatorRole(lambda: gym_envs(env_id, num_envs, env_args, step_seconds), seed, emit)
+    envs = partial(gym_envs, env_id, num_envs, env_args, step_seconds)
+    return EvaluatorRole(envs, seed, emit, step_timeout=step_timeout)
 
 
 def tensor_envs(factory: str, factory_args: Mapping[str, Any] | None) -> Any:
@@ -288,16 +369,30 @@ def tensor_envs(factory: str, factory_args: Mapping[str, Any] | None) -> Any:
 
 
 def tensor_collector(
-    factory: str, factory_args: Mapping[str, Any] | None, worker: int, seed: int, emit: Emit
+    factory: str,
+    factory_args: Mapping[str, Any] | None,
+    worker: int,
+    seed: int,
+    emit: Emit,
+    *,
+    step_timeout: float = STEP_TIMEOUT,
 ) -> CollectorRole:
     """A collector of tensor environments. On the inline and thread backends what it collects stays on their device."""
     from zoo.mbpo.tensor_playing import TensorPlaying
 
-    return CollectorRole(lambda: tensor_envs(factory, factory_args), worker, seed, emit, TensorPlaying)
+    envs = partial(tensor_envs, factory, factory_args)
+    return CollectorRole(envs, worker, seed, emit, TensorPlaying, step_timeout)
 
 
-def tensor_evaluator(factory: str, factory_args: Mapping[str, Any] | None, seed: int, emit: Emit) -> EvaluatorRole:
+def tensor_evaluator(
+    factory: str,
+    factory_args: Mapping[str, Any] | None,
+    seed: int,
+    emit: Emit,
+    *,
+    step_timeout: float = STEP_TIMEOUT,
+) -> EvaluatorRole:
     """The evaluator on tensor environments."""
     from zoo.mbpo.tensor_playing import TensorPlaying
 
-    return EvaluatorRole(lambda: tensor_envs(factory, factory_args), seed, emit, TensorPlaying)
+    return EvaluatorRole(partial(tensor_envs, factory, factory_args), seed, emit, TensorPlaying, step_timeout)

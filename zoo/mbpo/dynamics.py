@@ -11,6 +11,8 @@ from torch import Tensor
 
 from lzero_async.config import positive_number, whole_number
 from lzero_async.errors import ConfigError
+from lzero_async.soundness import is_finite
+from zoo.mbpo.bad_updates import BadUpdates, NotFinite
 from zoo.mbpo.buffers import Sample, TransitionBuffer
 from zoo.mbpo.networks import (
     BatchedMLP,
@@ -51,7 +53,9 @@ class DynamicsEnsemble:
         weight_decay: float = 1e-5,
         device: str | torch.device = "cpu",
         seed: int = 0,
+        on_bad_update: str = "skip",
     ) -> None:
+        self.bad = BadUpdates("dynamics", on_bad_update)
         self.ensemble_size = whole_number("ensemble_size", ensemble_size, 1)
         self.num_elites = whole_number("num_elites", num_elites, 1)
         if num_elites > ensemble_size:
@@ -108,14 +112,25 @@ class DynamicsEnsemble:
         """
         self._look_at(buffer, holdout_share)
         loss = torch.zeros((), device=self.device)
+        made = 0
         for _ in range(updates):
             picks = torch.randint(
                 len(self._train_rows), (self.ensemble_size * batch_size,), generator=self._generator, device=self.device
             )
-            loss += self._update(buffer.gather(self._train_rows[picks]))
-        self.updates += updates
+            found = self._update(buffer.gather(self._train_rows[picks]))
+            if found is None:
+                self.bad.left_out(self.updates + made + 1)
+                continue
+            self.bad.made()
+            loss += found
+            made += 1
+        self.updates += made
         self.version += 1
-        return {"dynamics_loss": float(loss) / max(updates, 1), **self._choose_elites(buffer)}
+        if not is_finite(self._network.flat):
+            raise NotFinite(
+                "The weights of the dynamics are not finite any more. The last checkpoint before that stands."
+            )
+        return {"dynamics_loss": float(loss) / max(made, 1), **self._choose_elites(buffer)}
 
     @torch.no_grad()
     def predict(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,12 +204,15 @@ class DynamicsEnsemble:
             self._normalised_at = buffer.total_added
         self._seen = seen
 
-    def _update(self, sample: Sample) -> Tensor:
+    def _update(self, sample: Sample) -> Tensor | None:
+        """One gradient step; None if it was left out, because loss or gradient is not finite."""
         mean, log_var, logit, targets = self._answers(sample)
         likelihood = ((targets - mean).square() * (-log_var).exp() + log_var).mean((1, 2)).sum()
         terminated = sample.terminated.view(self.ensemble_size, -1)
         loss = likelihood + F.binary_cross_entropy_with_logits(logit, terminated) * self.ensemble_size
         self._network.set_gradient(loss)
+        if not self._network.can_step(loss):
+            return None
         self._optimizer.step()
         return loss.detach() / self.ensemble_size
 

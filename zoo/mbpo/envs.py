@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from lzero_async.config import whole_number
-from lzero_async.errors import ConfigError
+from lzero_async.errors import BadData, ConfigError
+from lzero_async.soundness import check_finite, check_like
+from zoo.mbpo.guarding import ATTEMPTS, Guard
 
 MUJOCO_INSTALL = "install it with: pip install '.[mujoco]'"
 LISTING = "List the known ones with: python -c 'import gymnasium; print(*gymnasium.registry)'."
@@ -19,7 +22,8 @@ LISTING = "List the known ones with: python -c 'import gymnasium; print(*gymnasi
 class Step(NamedTuple):
     """What one step of N environments gives; an environment whose episode ended has been reset already.
 
-    `kept` marks the rows whose transition is true; None means all of them.
+    `kept` marks the rows whose transition is true; None means all of them. `bad` marks those whose episode failed, which is
+    to be left out from its beginning; None means none of them.
     """
 
     next_obs: Any  # [N, O]; the true next observation, also at an episode's end
@@ -28,6 +32,7 @@ class Step(NamedTuple):
     truncated: Any  # [N] bool; ended by a time limit
     obs: Any  # [N, O]; what to act on next
     kept: Any = None  # [N] bool or None
+    bad: Any = None  # [N] bool or None
 
 
 class VectorEnvs(Protocol):
@@ -36,6 +41,7 @@ class VectorEnvs(Protocol):
     num_envs: int
     obs_size: int
     action_size: int
+    guard: Guard  # set by the role that owns them
 
     def reset(self, seed: int | Sequence[int]) -> Any:
         """Begin new episodes in all environments, each with a seed derived from `seed`; the observations [N, O]."""
@@ -56,49 +62,124 @@ class EnvSpec(NamedTuple):
 
 
 class GymEnvs:
-    """`num_envs` gymnasium environments of one id, `package.module:Name-v0` included; `asynchronous` gives each a process.
+    """`num_envs` gymnasium environments of one id, `package.module:Name-v0` included.
 
     Observations are flattened and float32; actions in [-1, 1] are scaled to the action space. What cannot be used raises
-    ConfigError.
+    ConfigError. An episode that fails (an exception, a value that is not finite, a wrong shape, a call that takes too long)
+    is told to `guard`, and another one begins there with a new seed; the other environments notice nothing.
     """
 
-    def __init__(
-        self, env_id: str, num_envs: int, *, env_args: Mapping[str, Any] | None = None, asynchronous: bool = False
-    ) -> None:
+    def __init__(self, env_id: str, num_envs: int, *, env_args: Mapping[str, Any] | None = None) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self.obs_size, self.action_size, self.max_steps = describe(env_id, env_args)
-        makers = [partial(make_by_id, env_id, dict(env_args or {}))] * self.num_envs
-        self._vector = _vector(makers, asynchronous)
-        box = self._vector.single_action_space
+        self.guard = Guard()
+        self._id, self._make = env_id, partial(make_by_id, env_id, dict(env_args or {}))
+        self._envs = [self._make() for _ in range(self.num_envs)]
+        box = self._envs[0].action_space
         low, high = box.low.astype(np.float32), box.high.astype(np.float32)
         self._low, self._high = low.reshape(-1), high.reshape(-1)
         self._middle, self._half = (self._high + self._low) / 2, (self._high - self._low) / 2
         self._action_shape, self._action_type = (self.num_envs, *box.shape), box.dtype
+        self._obs_shape = tuple(self._envs[0].observation_space.shape)
+        self._ages = [0] * self.num_envs  # steps of each episode
+        self._seed: list[int] = []
+        self._renewals = 0
 
     def reset(self, seed: int | Sequence[int]) -> np.ndarray:
         seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
-        obs, _ = self._vector.reset(seed=[int(number) for number in seeds])
-        return self._flat(obs)
+        self._seed, self._renewals = [int(part) for part in np.atleast_1d(seed)], 0
+        return np.stack([self._begin(row, int(number)) for row, number in enumerate(seeds)])
 
     def step(self, action: np.ndarray) -> Step:
         scaled = np.clip(action * self._half + self._middle, self._low, self._high)
-        obs, reward, terminated, truncated, info = self._vector.step(
-            scaled.reshape(self._action_shape).astype(self._action_type, copy=False)
-        )
-        obs = next_obs = self._flat(obs)
-        final = info.get("final_observation")
-        if final is not None:
-            next_obs = obs.copy()
-            for row in np.flatnonzero(info["_final_observation"]):
-                next_obs[row] = np.asarray(final[row], dtype=np.float32).reshape(-1)
-        return Step(next_obs, reward.astype(np.float32), terminated, truncated, obs)
+        scaled = scaled.reshape(self._action_shape).astype(self._action_type, copy=False)
+        next_obs, reward = np.empty((self.num_envs, self.obs_size), np.float32), np.empty(self.num_envs, np.float32)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        failures: dict[int, Exception] = {}
+        sound = bool(np.isfinite(scaled).all())
+        for row, env in enumerate(self._envs):
+            self._ages[row] += 1
+            try:
+                if not sound:
+                    check_finite("action", scaled[row], self._place(row))
+                with self.guard.running(f"environment {row}"):
+                    obs, gain, terminated[row], truncated[row], _ = env.step(scaled[row])
+                next_obs[row] = self._flat(obs, row)
+                reward[row] = _number(gain, self._place, row)
+            except Exception as error:  # of any library
+                failures[row] = error
+        if not (np.isfinite(next_obs).all() and np.isfinite(reward).all()):
+            self._find_unsound(next_obs, reward, failures)
+        if len(failures) < self.num_envs:
+            self.guard.works = True
+        obs = next_obs
+        ended = terminated | truncated
+        if failures or ended.any():
+            obs = next_obs.copy()
+            for row in [*failures, *(row for row in np.flatnonzero(ended) if row not in failures)]:
+                obs[row] = self._begin(row, None, failures.get(row))
+        if not failures:
+            return Step(next_obs, reward, terminated, truncated, obs)
+        bad = np.zeros(self.num_envs, bool)
+        bad[list(failures)] = True
+        reward[bad], terminated[bad], truncated[bad], next_obs[bad] = 0.0, False, True, 0.0
+        return Step(next_obs, reward, terminated, truncated, obs, bad=bad)
 
     def close(self) -> None:
-        self._vector.close()
+        for env in self._envs:
+            env.close()
 
-    def _flat(self, obs: np.ndarray) -> np.ndarray:
-        """A copy: gymnasium writes the next observations into the same array."""
-        return np.array(obs, dtype=np.float32).reshape(self.num_envs, -1)
+    def _find_unsound(self, next_obs: np.ndarray, reward: np.ndarray, failures: dict[int, Exception]) -> None:
+        """Add the rows with a value that is not finite to the failures."""
+        for row in range(self.num_envs):
+            if row not in failures:
+                try:
+                    check_finite("observation", next_obs[row], self._place(row))
+                    check_finite("reward", reward[row], self._place(row))
+                except BadData as error:
+                    failures[row] = error
+
+    def _begin(self, row: int, seed: int | None, failure: Exception | None = None) -> np.ndarray:
+        """A new episode in one environment, after a failure with a new seed; its first observation."""
+        for _ in range(ATTEMPTS):
+            if failure is not None:
+                self.guard.failed(self._id, self._place(row), failure)
+                if not isinstance(failure, BadData):
+                    self._renew(row)  # nobody knows what state it is in
+                self._renewals += 1
+                seed = int(np.random.SeedSequence([*self._seed, row, self._renewals]).generate_state(1)[0])
+            self._ages[row] = 0
+            try:
+                with self.guard.running(f"environment {row}"):
+                    obs, _ = self._envs[row].reset() if seed is None else self._envs[row].reset(seed=seed)
+                found = self._flat(obs, row)
+                check_finite("observation", found, self._place(row))
+                return found
+            except Exception as error:  # of any library
+                failure = error
+        raise failure if failure is not None else AssertionError
+
+    def _renew(self, row: int) -> None:
+        with suppress(Exception), self.guard.running(f"the end of environment {row}"):
+            self._envs[row].close()
+        self._envs[row] = self._make()
+
+    def _flat(self, obs: Any, row: int) -> np.ndarray:
+        """The observation as one row of float32; BadData unless it has the shape of the observation space."""
+        if np.shape(obs) != self._obs_shape:
+            check_like("observation", obs, self._obs_shape, where=self._place(row))
+        with np.errstate(over="ignore"):  # it becomes infinite, which is found
+            return np.asarray(obs).astype(np.float32).reshape(-1)
+
+    def _place(self, row: int) -> str:
+        return f"environment {row} at step {self._ages[row]}" if self._ages[row] else f"environment {row} at its reset"
+
+
+def _number(value: Any, place: Callable[[int], str], row: int) -> float:
+    """A reward as one number; some environments give an array of one."""
+    if np.size(value) != 1 or value is None:
+        check_like("reward", value, (), where=place(row))
+    return float(np.reshape(value, ()))
 
 
 def describe(env_id: str, env_args: Mapping[str, Any] | None = None) -> EnvSpec:
@@ -131,14 +212,6 @@ def shares(total: int, parts: int) -> list[int]:
     """`total` in `parts` whole numbers that differ by at most 1, the larger ones first."""
     each, rest = divmod(total, parts)
     return [each + (part < rest) for part in range(parts)]
-
-
-def _vector(makers: list[Callable[[], Any]], asynchronous: bool) -> Any:
-    from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-
-    if asynchronous:  # spawned, because a collector's process has threads, which a fork would leave out
-        return AsyncVectorEnv(makers, context="spawn")
-    return SyncVectorEnv(makers, copy=False)
 
 
 def make_by_id(env_id: str, env_args: dict[str, Any]) -> Any:

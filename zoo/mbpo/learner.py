@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lzero_async.config import whole_number
+from zoo.mbpo.bad_updates import NotFinite
 from zoo.mbpo.buffers import TransitionBuffer
 from zoo.mbpo.dynamics import DynamicsEnsemble
 from zoo.mbpo.learner_options import LearnerOptions  # noqa: F401
@@ -30,6 +31,7 @@ def make_agent(options: Any, obs_size: int, action_size: int) -> SAC:
         tau=options.tau,
         device=options.device,
         seed=4 * options.seed,
+        on_bad_update=options.on_bad_update,
     )
 
 
@@ -45,6 +47,7 @@ def make_dynamics(options: Any, obs_size: int, action_size: int) -> DynamicsEnse
         learning_rate=options.dynamics_learning_rate,
         device=options.device,
         seed=4 * options.seed + 1,
+        on_bad_update=options.on_bad_update,
     )
 
 
@@ -80,8 +83,13 @@ class AgentLearner:
         """Gradient steps of the agent."""
         return self.agent.updates
 
+    @property
+    def bad_updates(self) -> int:
+        """Gradient steps that were left out, because something in them was not finite."""
+        return self.agent.bad.count
+
     def take(self, transitions: Transitions, version: int) -> None:
-        """Store real transitions that the policy of `version` made."""
+        """Store real transitions that the policy of `version` made; BadData if a value is not finite."""
         self.real.add(transitions, version)
 
     def take_model(self, transitions: Transitions, dynamics_version: int) -> None:
@@ -92,18 +100,27 @@ class AgentLearner:
         """Make `updates` gradient steps of the agent on mixed batches; the versions are those of policy and dynamics now.
 
         Returns the means of the losses, and mean and largest age of the sampled rows: of real ones in policy versions, of
-        model ones in dynamics versions.
+        model ones in dynamics versions. Steps with a loss or gradient that is not finite are left out; raises NotFinite if
+        there are too many of them, or the weights have become useless.
         """
         totals = torch.zeros(len(LOSSES), device=self.real.device)
         ages = {"real": _Ages(version), "model": _Ages(dynamics_version)}
+        made = 0
         for _ in range(updates):
             sample = self.mixer.sample()
             found = self.agent.update(sample)
+            if found is None:
+                continue
+            made += 1
             self.mixer.update_priorities(found["td_errors"])
             totals += torch.stack([found[name] for name in LOSSES])
             ages["real"].see(sample.versions[: self.mixer.real_rows])
             ages["model"].see(sample.versions[self.mixer.real_rows :])
-        losses = dict(zip(LOSSES, (totals / max(updates, 1)).tolist(), strict=True)) if updates else {}
+        if unsound := self.agent.unsound():
+            raise NotFinite(
+                f"The weights of the {unsound} are not finite any more. The last checkpoint before that stands."
+            )
+        losses = dict(zip(LOSSES, (totals / made).tolist(), strict=True)) if made else {}
         return {**losses, **ages["real"].report("real"), **ages["model"].report("model")}
 
     def _parts(self) -> dict[str, Any]:
@@ -130,6 +147,10 @@ class Learner(AgentLearner):
         self._dynamics_batch = whole_number("dynamics_batch_size", options.dynamics_batch_size, 1)
         self.model_clamped = 0  # model rows with a prediction outside the range of the real data
         self.model_dropped = 0  # model rows that were not finite
+
+    @property
+    def bad_updates(self) -> int:
+        return super().bad_updates + self.dynamics.bad.count
 
     @property
     def dynamics_updates(self) -> int:

@@ -11,6 +11,7 @@ class LearnerOptions:
 
     hidden_size: int = 64  # width of actor and critics
     hidden_layers: int = 2  # hidden layers of actor and critics
+    on_bad_update: str = "skip"  # what an update that is not finite does: "skip" or "stop"
     learning_rate: float = 3e-3  # of actor, critics and temperature
     discount: float = 0.99  # per step
     tau: float = 0.02  # share by which the target critics follow at each update

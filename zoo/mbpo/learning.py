@@ -6,28 +6,32 @@ do not import torch.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lzero_async import checkpoint
-from lzero_async.errors import ConfigError
+from lzero_async.errors import BadData, ConfigError
 from lzero_async.parcels import Parcel
+from zoo.mbpo.bad_updates import NotFinite
 from zoo.mbpo.buffers import TransitionBuffer
 from zoo.mbpo.learner import AgentLearner, Learner, make_buffer, make_dynamics
 from zoo.mbpo.model_rollout import rollout
 from zoo.mbpo.networks import generator_of
 from zoo.mbpo.pace import Owed
-from zoo.mbpo.saving import KIND, load_whole
+from zoo.mbpo.saving import KIND, load_whole, unsound
 from zoo.mbpo.tensor_playing import TensorActor
 from zoo.mbpo.transitions import Transitions, concatenate
 
 MAX_FIT_UPDATES = 500  # of one pass of the dynamics role, or what one batch owes; one that is behind forgets the rest
 MIN_FIT_ROWS = 2  # the first row is held out
 ROLL_SEED = 7_919
+log = logging.getLogger(__name__)
 
 
 class _AgentRole:
@@ -41,6 +45,7 @@ class _AgentRole:
         self._updates = Owed(options.updates_per_step)
         self._waiting: list[dict[str, Any]] = []  # of a loaded checkpoint
         self._broken = ""
+        self._bad_batches = 0
 
     def ready(self) -> dict[str, int]:
         """Answered once the role is made: the counters so far."""
@@ -70,7 +75,20 @@ class _AgentRole:
             "real_data": learner.real_data,
             "model_data": learner.model_data,
             "agent_updates": learner.agent_updates,
+            "bad_batches": self._bad_batches,
+            "bad_updates": learner.bad_updates,
         }
+
+    def _take(self, parcel: Parcel, made_by: int) -> int:
+        """Store a batch of real transitions, or refuse it; how many came in."""
+        transitions: Transitions = parcel.open()
+        try:
+            self.learner.take(transitions, made_by)
+        except BadData as error:
+            self._bad_batches += 1
+            log.warning("a batch of %d transitions is refused: %s", transitions.count, error)
+            return 0
+        return transitions.count
 
     def _fill(self) -> dict[str, float]:
         return {"real_buffer": self.learner.real.share_filled, "model_buffer": self.learner.model.share_filled}
@@ -90,11 +108,16 @@ class _AgentRole:
             "waiting": [{"data": parcel.open().to_arrays(), "meta": dict(parcel.meta)} for parcel in waiting],
             "other": None if other is None else other.open(),
         }
+        if bad := unsound(whole):
+            raise NotFinite(f"The state is not saved, because {bad}; the checkpoint before stands.")
         checkpoint.save(Path(path), whole, KIND)
 
     def save_weights(self, path: str, state: Mapping[str, Any], weights: Parcel) -> None:
         """Write a checkpoint that holds one version of the policy and nothing to go on from."""
-        checkpoint.save(Path(path), {**state, "weights": dict(weights.open())}, KIND)
+        whole = {**state, "weights": dict(weights.open())}
+        if bad := unsound(whole):
+            raise NotFinite(f"The best weights are not saved, because {bad}; those before stand.")
+        checkpoint.save(Path(path), whole, KIND)
 
     def load(self, path: str) -> int:
         """Go on from a checkpoint; how many batches wait in it (`waiting` hands them out)."""
@@ -134,10 +157,9 @@ class LearnerRole(_AgentRole):
         """Store the batch that the policy `made_by` made, and do all that is owed for it; `version` is the policy's now."""
         start = time.monotonic()
         try:
-            transitions: Transitions = parcel.open()
-            self.learner.take(transitions, made_by)
+            taken = self._take(parcel, made_by)
             for owed in (self._updates, self._fits, self._rolls):
-                owed.add(transitions.count)
+                owed.add(taken)
             report: dict[str, Any] = {}
             seconds = {"take": time.monotonic() - start}
             if self.learner.real.count >= MIN_FIT_ROWS and (fits := self._fits.take()):
@@ -195,8 +217,8 @@ class AgentRole(_AgentRole):
         last. Without one nothing is owed before there is a batch to draw."""
         start = time.monotonic()
         try:
-            if parcel is not None:
-                self.learner.take(parcel.open(), made_by)
+            if parcel is not None and not self._take(parcel, made_by):
+                steps = 0
             for rows in model:
                 self.learner.take_model(rows.open(), rows.meta["dynamics_version"])
             if parcel is not None or self._can_draw():
@@ -224,14 +246,17 @@ class DynamicsRole:
 
     def ready(self) -> dict[str, int]:
         """Answered once the role is made: the counters so far."""
-        return {"dynamics_updates": self._dynamics.updates, "dynamics_version": self._dynamics.version}
+        return {
+            "dynamics_updates": self._dynamics.updates,
+            "dynamics_version": self._dynamics.version,
+            "dynamics_bad_updates": self._dynamics.bad.count,
+        }
 
     def fit(self, steps: Sequence[int], batches: Sequence[Parcel]) -> dict[str, Any]:
         """Store the batches and make the updates owed for the `steps` transitions of each train since the last pass; the
         report has the `weights` after that."""
         start = time.monotonic()
-        for batch in batches:
-            self._real.add(batch.open(), batch.meta["version"])
+        _add_sound(self._real, batches)
         self._owed.add(sum(steps))
         report: dict[str, Any] = {}
         if self._real.count >= MIN_FIT_ROWS:
@@ -308,8 +333,7 @@ class RolloutRole:
         more, and forgets the rest.
         """
         start = time.monotonic()
-        for batch in batches:
-            self._real.add(batch.open(), batch.meta["version"])
+        _add_sound(self._real, batches)
         self._owed.add(sum(steps))
         if dynamics[1] is None or not self._real.count:
             return None
@@ -364,6 +388,13 @@ class RolloutRole:
     def _act(self, obs: torch.Tensor) -> torch.Tensor:
         assert self._actor is not None
         return self._actor.act(obs, self._generator)
+
+
+def _add_sound(buffer: TransitionBuffer, batches: Sequence[Parcel]) -> None:
+    """Store the batches that the agent has not refused."""
+    for batch in batches:
+        with suppress(BadData):
+            buffer.add(batch.open(), batch.meta["version"])
 
 
 def _most(usual: int, owed: Owed, steps: Sequence[int]) -> int:

@@ -60,6 +60,12 @@ class BatchedMLP:
         gradients = torch.autograd.grad(loss, self.parameters)
         self.flat.grad = torch.cat([gradient.flatten() for gradient in gradients])
 
+    def can_step(self, *others: Tensor) -> bool:
+        """Whether the gradient and its square, which Adam keeps, and these other values are finite."""
+        gradient = self.flat.grad
+        assert gradient is not None
+        return bool(sum((other.sum() for other in others), gradient.dot(gradient)).isfinite())
+
     def named(self) -> dict[str, Tensor]:
         """The live weights by name, detached; whoever keeps them makes a copy."""
         return {name: part.detach() for name, part in zip(self.names, self.parameters, strict=True)}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async.config import one_of, positive_number
+from lzero_async.config import LONGEST, duration, one_of, positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
     WATCHING,
@@ -25,6 +25,7 @@ from lzero_async.options import (
     words,
 )
 from zoo.mbpo.envs import split
+from zoo.mbpo.guarding import STEP_TIMEOUT
 from zoo.mbpo.learner_options import LearnerOptions
 
 SYNC, BATCH, CONTINUOUS = "sync", "batch", "continuous"
@@ -40,13 +41,17 @@ GROUPS: dict[str, dict[str, Option]] = {
         "step_seconds": Option(
             0.0, between(0, 3600), "extra seconds that each vector step waits, as a slow simulator would"
         ),
+        "step_timeout": Option(
+            STEP_TIMEOUT, between(0.001, 1e6),
+            "seconds after which an environment's step or reset is given up; counted, and its environment made anew",
+        ),
     },
     "run": {
         "trainer": Option(BATCH, words(*TRAINERS), "sync, batch (v2, RSL-RL style) or continuous (v1)"),
         "exp_name": Option("runs/mbpo", nonempty, "folder for everything that the run writes"),
         "seed": Option(0, seed, "seed of everything random"),
         "max_steps": Option(50_000, whole(0), "real environment steps trained on after which to end (0: no limit)"),
-        "max_seconds": Option(0.0, between(0, 1e9), "seconds after which to end (0: no limit)"),
+        "max_seconds": Option(0.0, between(0, LONGEST), "seconds after which to end (0: no limit)"),
         "target_return": Option(
             None, optional(between(-1e12, 1e12)), "evaluation return that ends the run (default: none)", kind=float
         ),
@@ -66,7 +71,7 @@ GROUPS: dict[str, dict[str, Option]] = {
         **ray_options("collector", "evaluator", "learner", "dynamics", "rollouts"),
         "torch_threads": Option(0, whole(0), "torch threads of each role that learns (0: one, or all for sync)"),
         "max_restarts": Option(5, whole(0), "restarts in a row of a collector that fails"),
-        "restart_backoff": Option(0.2, positive_number, "seconds before the first of them, doubling"),
+        "restart_backoff": Option(0.2, duration, "seconds before the first of them, doubling"),
     },
     "pace: the same for every trainer; per real transition, fractions carry over": {
         "updates_per_step": Option(1.0, between(0, 1000), "agent updates"),
@@ -119,6 +124,11 @@ GROUPS: dict[str, dict[str, Option]] = {
     "agent": {
         "hidden_size": Option(LEARNER.hidden_size, whole(1), "width of actor and critics"),
         "hidden_layers": Option(LEARNER.hidden_layers, whole(1), "hidden layers of actor and critics"),
+        "on_bad_update": Option(
+            LEARNER.on_bad_update, words("skip", "stop"),
+            "what an update with a loss or gradient that is not finite does: it is left out and counted (20 in a row end the "
+            "run), or the run stops",
+        ),
         "learning_rate": Option(LEARNER.learning_rate, positive_number, "of actor, critics and temperature"),
         "discount": Option(LEARNER.discount, between(0, 1), "per step"),
         "tau": Option(LEARNER.tau, between(0, 1), "share by which the target critics follow at each update"),

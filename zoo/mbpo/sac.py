@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from lzero_async.config import positive_number, whole_number
+from lzero_async.soundness import is_finite
 from zoo.mbpo.actor import LOG_STD_HIGH, LOG_STD_LOW
+from zoo.mbpo.bad_updates import BadUpdates
 from zoo.mbpo.buffers import Sample
 from zoo.mbpo.networks import (
     BatchedMLP,
@@ -44,6 +46,7 @@ class SAC:
         target_entropy: float | None = None,
         device: str | torch.device = "cpu",
         seed: int = 0,
+        on_bad_update: str = "skip",
     ) -> None:
         hidden = [whole_number("hidden_size", hidden_size, 1)] * whole_number("hidden_layers", hidden_layers, 1)
         learning_rate = positive_number("learning_rate", learning_rate)
@@ -63,9 +66,11 @@ class SAC:
         self._critic_optimizer = torch.optim.Adam([self.critic.flat], lr=learning_rate, fused=True)
         self._actor_optimizer = torch.optim.Adam([self.actor.flat, self.log_temperature], lr=learning_rate, fused=True)
         self.updates = 0
+        self.bad = BadUpdates("agent", on_bad_update)
 
-    def update(self, sample: Sample) -> dict[str, Tensor]:
-        """One gradient step each of critics, actor and temperature.
+    def update(self, sample: Sample) -> dict[str, Tensor] | None:
+        """One gradient step each of critics, actor and temperature; None if one was left out, because its loss or gradient
+        is not finite.
 
         Returns the scalars of LOSSES and `td_errors` [N] (mean over the critics of the absolute error) as tensors, so that
         a GPU need not wait.
@@ -73,13 +78,18 @@ class SAC:
         count = sample.obs.shape[0]
         noise = torch.randn((2, count, self.action_size), generator=self._generator, device=self._generator.device)
         temperature = self.log_temperature.exp()
-        critic_loss, errors, q_mean = self._update_critics(sample, noise[0], temperature)
-        actor_loss, log_prob = self._update_actor(sample.obs, noise[1], temperature)
+        critics = self._update_critics(sample, noise[0], temperature)
+        actor = None if critics is None else self._update_actor(sample.obs, noise[1], temperature)
+        if critics is None or actor is None:
+            self.bad.left_out(self.updates + 1)
+            return None
+        self.bad.made()
+        (critic_loss, errors, q_mean), (actor_loss, log_prob) = critics, actor
         self.updates += 1
         losses = (critic_loss, actor_loss, temperature[0], -log_prob, q_mean)
         return {**dict(zip(LOSSES, losses, strict=True)), "td_errors": errors}
 
-    def _update_critics(self, sample: Sample, noise: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _update_critics(self, sample: Sample, noise: Tensor, temperature: Tensor) -> tuple[Tensor, ...] | None:
         with torch.no_grad():
             next_action, log_prob = self._draw(sample.next_obs, noise)
             value = self._value(self.target, sample.next_obs, next_action).amin(0) - temperature * log_prob
@@ -88,17 +98,21 @@ class SAC:
         errors = found - goal
         loss = (errors.square() * sample.weight).mean()
         self.critic.set_gradient(loss)
+        if not self.critic.can_step(loss):
+            return None
         self._critic_optimizer.step()
         self.target.flat.lerp_(self.critic.flat, self.tau)
         return loss.detach(), errors.detach().abs().mean(0), found.detach().mean()
 
-    def _update_actor(self, obs: Tensor, noise: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    def _update_actor(self, obs: Tensor, noise: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor] | None:
         action, log_prob = self._draw(obs, noise)
         loss = (temperature * log_prob - self._value(self.critic, obs, action).amin(0)).mean()
         mean_log_prob = log_prob.detach().mean()
         # The temperature's loss is linear in its logarithm, so its gradient needs no backward pass.
         self.log_temperature.grad = -(mean_log_prob + self.target_entropy).view(1)
         self.actor.set_gradient(loss)
+        if not self.actor.can_step(loss, self.log_temperature.grad):
+            return None
         self._actor_optimizer.step()
         return loss.detach(), mean_log_prob
 
@@ -128,6 +142,11 @@ class SAC:
             return torch.tanh(mean)
         noise = torch.randn(mean.shape, generator=self._generator, device=mean.device)
         return torch.tanh(mean + log_std.exp() * noise)
+
+    def unsound(self) -> str:
+        """Which network is not finite; '' if all are."""
+        parts = {"actor": self.actor.flat, "critics": self.critic.flat, "target critics": self.target.flat}
+        return next((name for name, flat in parts.items() if not is_finite(flat)), "")
 
     def actor_weights(self) -> dict[str, Tensor]:
         """The actor's live weights under the names that `NumpyActor` reads; whoever keeps them makes a copy."""

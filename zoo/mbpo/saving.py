@@ -7,14 +7,33 @@ from pathlib import Path
 from typing import Any, Final
 
 from lzero_async import checkpoint
+from lzero_async.errors import ConfigError
+from lzero_async.soundness import first_bad
 from zoo.mbpo.options import FIXED
 
 KIND: Final = checkpoint.CheckpointKind("lzero-async.mbpo", 1, "MBPO")
 
 
 def load_whole(path: str | Path) -> dict[str, Any]:
-    """A checkpoint with its arrays; ConfigError for one that cannot be read or holds only the best weights."""
-    return checkpoint.load(Path(path), KIND)
+    """A checkpoint with its arrays; ConfigError for one that cannot be read, holds only the best weights, or has values that
+    are not finite."""
+    state = checkpoint.load(Path(path), KIND)
+    if bad := unsound(state):
+        raise ConfigError(
+            f"{path} cannot be used: {bad}, and so would be all that is learned from it; use another one."
+        )
+    return state
+
+
+def unsound(state: Mapping[str, Any]) -> str:
+    """What is not finite in the networks, optimizers and data of a checkpoint; '' if all is well."""
+    parts = {name: state.get(name) for name in ("learner", "other", "waiting", "weights")}
+    for name in ("learner", "other"):
+        part = parts[name]
+        if isinstance(part, Mapping) and "dynamics" in part:  # its bounds are infinite as long as it has seen no data
+            weights = {key: value for key, value in part["dynamics"]["weights"].items() if key not in ("low", "high")}
+            parts[name] = {**part, "dynamics": {**part["dynamics"], "weights": weights}}
+    return first_bad(parts)
 
 
 def load_description(path: str | Path) -> dict[str, Any]:

@@ -37,11 +37,20 @@ class GymSource:
 
     def collector(self, num_envs: int, worker: int) -> Factory:
         o = self._options
-        return partial(collecting.gym_collector, o.env, num_envs, o.env_args, o.step_seconds, worker, o.seed)
+        return partial(
+            collecting.gym_collector,
+            o.env,
+            num_envs,
+            o.env_args,
+            o.step_seconds,
+            worker,
+            o.seed,
+            step_timeout=o.step_timeout,
+        )
 
     def evaluator(self, num_envs: int) -> Factory:
         o = self._options  # evaluations measure the policy, not the simulator: they do not wait
-        return partial(collecting.evaluator, o.env, num_envs, o.env_args, 0.0, o.seed)
+        return partial(collecting.evaluator, o.env, num_envs, o.env_args, 0.0, o.seed, step_timeout=o.step_timeout)
 
 
 class TensorSource:
@@ -56,10 +65,14 @@ class TensorSource:
 
     def collector(self, num_envs: int, worker: int) -> Factory:
         arguments = {**self._arguments, "num_envs": num_envs}
-        return partial(collecting.tensor_collector, self._factory, arguments, worker, self._options.seed)
+        o = self._options
+        return partial(
+            collecting.tensor_collector, self._factory, arguments, worker, o.seed, step_timeout=o.step_timeout
+        )
 
     def evaluator(self, num_envs: int) -> Factory | None:
         if not self._evaluates:
             return None
         arguments = {**self._arguments, "num_envs": num_envs}
-        return partial(collecting.tensor_evaluator, self._factory, arguments, self._options.seed)
+        o = self._options
+        return partial(collecting.tensor_evaluator, self._factory, arguments, o.seed, step_timeout=o.step_timeout)

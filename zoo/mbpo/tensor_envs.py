@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from lzero_async.config import positive_number
-from lzero_async.errors import ConfigError
+from lzero_async.errors import BadData, ConfigError
+from lzero_async.soundness import check_finite, check_like, finite_rows
 from zoo.mbpo.envs import Step
+from zoo.mbpo.guarding import Guard
 
 POLICY = "policy"
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
@@ -50,6 +52,9 @@ class TensorEnvs:
 
     The contract is checked at the start, which takes one reset and one step. `action_scale` is what 1 stands for where the
     action space has no finite bounds.
+
+    One environment cannot be reset alone: a row that is not finite is told to `guard` and left out until its environment
+    ends the episode itself, and the policy sees zeros there. When all rows are like that, all environments are reset.
     """
 
     def __init__(self, env: TensorVecEnv, *, action_scale: float = 1.0) -> None:
@@ -60,16 +65,30 @@ class TensorEnvs:
         self.obs_size = _policy_box(env).shape[0]
         self.action_size = env.single_action_space.shape[0]
         self._middle, self._half = _action_scaling(env, positive_number("action_scale", action_scale))
+        self.guard = Guard()
         self._obs = torch.empty(0)
+        self._ruined = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self._any_ruined = False
+        self._seed: list[int] = []
+        self._resets = 0
 
     def reset(self, seed: int | Sequence[int]) -> Tensor:
+        self._seed, self._resets = [int(part) for part in np.atleast_1d(seed)], 0
+        return self._reset(seed)
+
+    def _reset(self, seed: int | Sequence[int]) -> Tensor:
         number = int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1  # below 2**31, which every library takes
-        obs, _ = self._env.reset(seed=number)
-        self._obs = obs[POLICY].clone()
+        with self.guard.running("its environments"):
+            obs, _ = self._env.reset(seed=number)
+        self._ruined, self._any_ruined = torch.zeros_like(self._ruined), False
+        self._obs = self._sound("reset", obs[POLICY].clone())
         return self._obs
 
     def step(self, action: Tensor) -> Step:
-        found, reward, terminated, time_outs, extras = self._env.step(action * self._half + self._middle)
+        with self.guard.running("its environments"):
+            found, reward, terminated, time_outs, extras = self._env.step(action * self._half + self._middle)
+        check_like("observation", found[POLICY], (self.num_envs, self.obs_size), "f", "the tensor environment")
+        check_like("reward", reward, (self.num_envs,), "f", "the tensor environment")
         obs, before = found[POLICY].clone(), self._obs
         final = _final_obs(extras)
         if final is not None:
@@ -78,8 +97,48 @@ class TensorEnvs:
         else:
             next_obs = torch.where(terminated[:, None], before, obs)
             kept = terminated | ~time_outs
-        self._obs = obs
-        return Step(next_obs, reward, terminated, time_outs & ~terminated, obs, kept)
+        bad = self._leave_out(next_obs, reward, terminated | time_outs)
+        self.guard.works = True
+        self._obs = obs = self._sound("step", obs)
+        if bad is None:
+            return Step(next_obs, reward, terminated, time_outs & ~terminated, obs, kept)
+        reward, next_obs = reward.masked_fill(bad, 0.0), next_obs.masked_fill(bad[:, None], 0.0)
+        if self._any_ruined and bool(self._ruined.all()):
+            self._resets += 1
+            self._obs = obs = self._reset([*self._seed, self._resets])
+        return Step(next_obs, reward, terminated & ~bad, time_outs & ~terminated, obs, kept, bad)
+
+    def _leave_out(self, next_obs: Tensor, reward: Tensor, ended: Tensor) -> Tensor | None:
+        """Which rows belong to a bad episode, None if none does; those that are so from now on are told."""
+        broken = ~(finite_rows(next_obs) & reward.isfinite())
+        if not self._any_ruined and not bool(broken.any()):
+            return None
+        bad = self._ruined | broken
+        for row in (broken & ~self._ruined).nonzero()[:, 0].tolist():
+            self._tell(row, "observation", next_obs) or self._tell(row, "reward", reward)
+        self._ruined = bad & ~ended
+        self._any_ruined = bool(self._ruined.any())
+        return bad
+
+    def _sound(self, method: str, obs: Tensor) -> Tensor:
+        """Observations to act on, zeros for those that are not finite, whose episodes are bad from here on."""
+        broken = ~finite_rows(obs)
+        if not bool(broken.any()):
+            return obs
+        for row in (broken & ~self._ruined).nonzero()[:, 0].tolist():
+            self._tell(row, "first observation", obs)
+        self._ruined = self._ruined | broken
+        self._any_ruined = True
+        return obs.masked_fill(broken[:, None], 0.0)
+
+    def _tell(self, row: int, what: str, values: Tensor) -> bool:
+        place = f"environment {row}"
+        try:
+            check_finite(what, values[row], place)
+        except BadData as error:
+            self.guard.failed("The tensor environment", place, error)
+            return True
+        return False
 
     def close(self) -> None:
         self._env.close()

@@ -24,6 +24,7 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lzero_async.application import carry_through
+from lzero_async.folder_lock import FolderLock
 from lzero_async.options import device_of
 from lzero_async.options import make_parser as plain_parser
 from lzero_async.run_folder import (
@@ -76,18 +77,19 @@ def main(arguments: list[str] | None = None) -> int:
 def train(flags: argparse.Namespace, *, make_source: Callable[[Any], Any] | None = None) -> int:
     """Options, folder; then train, evaluate once more, and say where everything is."""
     changes = TABLE.changes(flags)
-    saved, state = find_run(flags.resume, changes, OPTIONS["exp_name"].default, load_description)
-    options = build_options(changes, preset=flags.preset, saved=None if state is None else state.get("options", {}))
-    # What cannot be used is found before there is a folder.
-    if state is not None:
-        check_same_run(saved, state, options)
-    if options.device != "auto":
-        device_of(options)
-    source = (make_source or GymSource)(options)
-    folder = free_folder(options.exp_name, saved, ("wandb-id",))
-    with logging_to(folder, "zoo.mbpo"):
-        say_folder(folder, options.exp_name, saved)
-        return _train(options, folder, saved, state, source)
+    with FolderLock() as lock:
+        saved, state = find_run(flags.resume, changes, OPTIONS["exp_name"].default, load_description, lock)
+        options = build_options(changes, preset=flags.preset, saved=None if state is None else state.get("options", {}))
+        # What cannot be used is found before there is a folder.
+        if state is not None:
+            check_same_run(saved, state, options)
+        if options.device != "auto":
+            device_of(options)
+        source = (make_source or GymSource)(options)
+        folder = free_folder(options.exp_name, saved, lock, ("wandb-id",))
+        with logging_to(folder, "zoo.mbpo"):
+            say_folder(folder, options.exp_name, saved)
+            return _train(options, folder, saved, state, source)
 
 
 def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any] | None, source: Any) -> int:
@@ -131,6 +133,8 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
     if final is not None:
         print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
               f"({final['min_return']:.1f} to {final['max_return']:.1f})")  # fmt: skip
+    if left_out := trainer.troubles.line():
+        print(left_out)
     print(f"ended by: {reason}")
     write_json(
         trainer.folder / RESULTS,

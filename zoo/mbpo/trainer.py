@@ -6,6 +6,8 @@ This process only coordinates; weights and batches pass through it as parcels th
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,18 +19,20 @@ from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
 from lzero_async.application import PLACES, ScoredApplication, thread_limit
-from lzero_async.errors import ConfigError
+from lzero_async.errors import ConfigError, WorkerStuck
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
 from lzero_async.records import Records
-from lzero_async.types import BackgroundContext, Batch, EvalResult, TrainReport
+from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
 from lzero_async.utilisation import Utilisation
 from lzero_async.view import Count, Progressed, seconds_left
 from zoo.mbpo.data_collector import AsyncDataCollector
+from zoo.mbpo.guarding import BAD_EPISODE, STUCK
 from zoo.mbpo.options import backend_of
 from zoo.mbpo.roles import make_role
 from zoo.mbpo.saving import check_same_run
 from zoo.mbpo.sources import EnvSource, GymSource
+from zoo.mbpo.troubles import Troubles
 
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
 COUNTERS: Final = ("real_data", "model_data", "agent_updates", "dynamics_updates")
@@ -50,6 +54,8 @@ class Trainer(ScoredApplication):
         )
         super().__init__(options, folder, backend, records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)
+        self.troubles = Troubles()
+        self._hung: WorkerStuck | None = None  # an environment hangs in this process, where nothing can end it
         self.ages: dict[str, float] = {}  # of the sampled rows, by source
         self._fill: dict[str, float] = {}
         self._busy: dict[str, float] = {}  # seconds that each role has worked
@@ -174,7 +180,8 @@ class Trainer(ScoredApplication):
 
     def train(self, batch: Batch) -> TrainReport:
         """Have the learners take a batch in (or, in a replay, go on with what they have), and record what came of it."""
-        done = self._learn(batch)
+        done = {name: value for name, value in self._learn(batch).items() if not _is_unsound(value)}
+        self.troubles.learned(done)
         self.counters |= {name: done[name] for name in COUNTERS if name in done}
         self.ages |= {name: value for name, value in done.items() if "_age_" in name}
         self._fill = {name: done[name] for name in ("real_buffer", "model_buffer")}
@@ -218,6 +225,22 @@ class Trainer(ScoredApplication):
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
+    def run(self) -> RunResult:
+        timer = threading.Timer(self.options.max_seconds, self._out_of_time)
+        timer.daemon = True
+        if self.options.max_seconds and self.backend.kind == "inline":  # nobody else can say so while a step hangs
+            timer.start()
+        try:
+            result = super().run()
+        finally:
+            timer.cancel()
+        if self._hung is not None:
+            raise self._hung
+        return result
+
+    def _out_of_time(self) -> None:
+        self.coordinator.stop("max_seconds")
+
     def _loop(self) -> dict[str, Any]:
         options, evaluates = self.options, self.evaluator is not None
         return dict(
@@ -248,6 +271,7 @@ class Trainer(ScoredApplication):
         return bool(limit) and self.counters["real_data"] >= limit
 
     def _restarted(self, worker: int, error: Exception) -> None:
+        self.troubles.role_failed(error)
         self.collectors.restarted(worker, error)
         self.collectors.workers[worker].wait_until_ready(
             self.coordinator.shell
@@ -308,6 +332,7 @@ class Trainer(ScoredApplication):
             "utilisation": self.utilisation(),
             "effective_samples_per_second": self.counters["real_data"] / seconds,
             "collectors": collectors._asdict(),
+            "troubles": {**self.troubles.counts(), "bad_episodes_by_kind": dict(self.troubles.bad_episodes)},
             "coordinator": statistics,
         }
 
@@ -347,9 +372,30 @@ class Trainer(ScoredApplication):
         return " | ".join(parts)
 
     def _told(self, event: Any) -> None:
-        """A role says how far it is."""
+        """A role says how far it is, or what went wrong."""
+        if event[0] == BAD_EPISODE:
+            self.troubles.episode(*event[1:])
+        elif event[0] == STUCK:
+            self._end_hung(event[1])
         if hasattr(self, "coordinator"):
             self.progress.show(self.line())
+
+    def _end_hung(self, sentence: str) -> None:
+        """An environment hangs in a thread of this process: leave it behind, and end the run."""
+        if not self.coordinator.shell.is_set():
+            self._hung = WorkerStuck(f"{sentence}; it runs in a thread, which cannot be ended: use --backend process.")
+            self.troubles.role_failed(self._hung)
+            self.coordinator.stop("an environment hangs")
+        for worker in self._roles():
+            if worker not in self._learners():
+                worker.kill()
+
+    def _role_restarted(self, error: Exception | None = None) -> None:
+        self.troubles.role_failed(error)
+        super()._role_restarted(error)
+
+    def _troubles(self) -> dict[str, int]:
+        return self.troubles.counts()
 
     def _roles(self) -> list[Worker]:
         return [*self._learners(), *self.collectors.workers, *([] if self.evaluator is None else [self.evaluator])]
@@ -367,6 +413,7 @@ class Trainer(ScoredApplication):
             "history": list(self.history),
             "busy": dict(self._busy),
             "trainer": self._state_of_own(),
+            "troubles": self.troubles.state_dict(),
         }
         return self._save_whole(state, self._other_state())
 
@@ -386,7 +433,13 @@ class Trainer(ScoredApplication):
             self.earlier_seconds = float(state.get("seconds", 0.0))
             self.counters |= {name: int(state["counters"][name]) for name in COUNTERS}
             self._load_own(state.get("trainer") or {})
+            if "troubles" in state:
+                self.troubles.load_state_dict(state["troubles"])
         self._logged = self.counters["agent_updates"] // self.options.log_interval
         version = self.coordinator.shell.gate.version
         self._records.resume(version, self.counters["real_data"])
         self._mark(version)
+
+
+def _is_unsound(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -57,13 +57,13 @@ class Tuning:
         feed = fed / max(now - self._at, 1e-9)
         self._waited, self._dropped, self._at = statistics["train_wait_time"], statistics["dropped"], now
         capacity = statistics["queue_capacity"]
-        fill = trainer.queue.fill
+        use = trainer.queue.lately()
         for name, tuner in self._tuners.items():
             if name == "queue":
-                change = tuner.after_train(fill)
+                change = tuner.after_train(use * capacity)
             elif name == "collectors":
                 cores = self._utilisation.sample().cores
-                change = tuner.after_train(starved, feed, dropped=dropped, queue_use=fill / capacity, cpu_use=cores)
+                change = tuner.after_train(starved, feed, dropped=dropped, queue_use=use, cpu_use=cores)
             else:
                 every = statistics["active_collectors"] == len(trainer.collectors.workers)
                 change = tuner.after_train(starved, dropped=dropped, all_active=every)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lzero_async.config import positive_number
+from lzero_async.config import duration
 from lzero_async.types import StopSignal
 from zoo.mbpo.envs import Step, VectorEnvs
+from zoo.mbpo.guarding import Guard
 
 
 class WaitingEnvs:
@@ -19,10 +20,19 @@ class WaitingEnvs:
 
     def __init__(self, inner: VectorEnvs, seconds: float) -> None:
         self._inner = inner
-        self._seconds = positive_number("step_seconds", seconds)
+        self._seconds = duration("step_seconds", seconds)
         self.num_envs, self.obs_size, self.action_size = inner.num_envs, inner.obs_size, inner.action_size
         self.stop: StopSignal | None = None
         self.waited_seconds = 0.0
+
+    @property
+    def guard(self) -> Guard:
+        """What watches the environments inside."""
+        return self._inner.guard
+
+    @guard.setter
+    def guard(self, guard: Guard) -> None:
+        self._inner.guard = guard
 
     def reset(self, seed: int | Sequence[int]) -> Any:
         return self._inner.reset(seed)

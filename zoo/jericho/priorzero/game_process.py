@@ -31,10 +31,19 @@ child_main(int(sys.argv[1]))
 """
 _GRACE = 1.0
 _START = 1  # number of the request that starts the session, always the first
+_FINAL = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "ModuleNotFoundError", "ImportError")
 
 
 class GameProcessError(RuntimeError):
     """The game's process hung, crashed or is gone; this episode is over, and a new process is needed."""
+
+
+class GameHung(GameProcessError):
+    """The game did not answer in time; its process was ended."""
+
+
+class GameSaidNonsense(GameProcessError):
+    """What the game answered is no state of a game: a value is missing, not finite or of a wrong kind."""
 
 
 class GameProcess:
@@ -84,7 +93,8 @@ class GameProcess:
         finally:
             theirs.close()
         self._connection, self._errors = ours, errors
-        self._finalizer = weakref.finalize(self, _end, self._process, ours, errors)
+        self._ending: list[float] = []  # since when it is told to end
+        self._finalizer = weakref.finalize(self, _end, self._process, ours, errors, self._ending)
         self._begin("start", game, seed, {"store_path": store_path, **session_options})
         if wait:
             self._fetch()
@@ -138,6 +148,12 @@ class GameProcess:
         """Counts of the session as of its last answer (see `GameSession.statistics`); never waits for the game."""
         return dict(self._statistics)
 
+    def begin_close(self) -> None:
+        """Tell the process to end without waiting, so that several end at once; `close` follows."""
+        if self._finalizer.alive and not self._ending:
+            self._ending.append(time.monotonic())
+            self._connection.close()
+
     def close(self) -> None:
         """End the process; harmless when it has ended already."""
         self._finalizer()
@@ -165,7 +181,7 @@ class GameProcess:
                 while self._answer is None:
                     if not self._connection.poll(max(0.0, self.deadline - time.monotonic())):
                         limit = self._start_timeout if self._starting else self._timeout
-                        raise self._failure(f"did not answer within {limit:g} s to {self._shown()}")
+                        raise self._failure(f"did not answer within {limit:g} s to {self._shown()}", GameHung)
                     self._read()
             except (EOFError, OSError) as error:
                 raise self._failure(f"died at {self._shown()}") from error
@@ -197,16 +213,18 @@ class GameProcess:
             _logger.log(level, "%s", message)
         if outcome == "error":
             kind, text = value
+            if self._number <= _START + 1 and kind in _FINAL:  # nor would the next start find what is missing
+                raise _never(self._label, text)
             raise {"ValueError": ValueError, "RuntimeError": RuntimeError}.get(kind, GameProcessError)(text)
         return value
 
-    def _failure(self, what: str) -> GameProcessError:
+    def _failure(self, what: str, kind: type[GameProcessError] = GameProcessError) -> GameProcessError:
         self._process.kill()
         status = self._process.wait()
         said = _tail(self._errors)
         self.close()
         how = f"; it was ended by {signal.Signals(-status).name}" if status < 0 else f"; it ended with code {status}"
-        return GameProcessError(f"the process of {self._label} {what}{how}{f': {said}' if said else ''}")
+        return kind(f"the process of {self._label} {what}{how}{f': {said}' if said else ''}")
 
 
 def child_main(descriptor: int) -> None:
@@ -271,10 +289,17 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-def _end(process: subprocess.Popen, connection: Connection, errors: Any) -> None:
+def _never(label: str, text: str) -> Exception:
+    from lzero_async.errors import ConfigError  # not in the game's process
+
+    last = text.strip().splitlines()[-1].rstrip(".")
+    return ConfigError(f"{label} cannot be started ({last}); put its story file back, or give another --env_id.")
+
+
+def _end(process: subprocess.Popen, connection: Connection, errors: Any, ending: list[float]) -> None:
     connection.close()
     try:
-        process.wait(_GRACE)
+        process.wait(max(0.0, (ending[0] if ending else time.monotonic()) + _GRACE - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -32,6 +33,20 @@ class GameState:
     done: bool
     won: bool
     died: bool
+
+    def fault(self) -> str:
+        """What no game can mean by this state; '' if all is well."""
+        for name in ("response", "look", "inventory", "location"):
+            if not isinstance(getattr(self, name), str):
+                return f"{name} is {_shown(getattr(self, name))}, not a text"
+        actions = self.valid_actions
+        if not isinstance(actions, tuple) or not all(isinstance(action, str) for action in actions):
+            return f"valid_actions is {_shown(actions)}, not a tuple of texts"
+        for name in ("reward", "score", "moves"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                return f"{name} is {_shown(value)}, not a finite number"
+        return ""
 
 
 class GameSession:
@@ -177,6 +192,11 @@ def checked_command(action: str) -> str:
                 f"the command {command!r} would leave the game or touch files ({words[0]!r}), so it is not sent"
             )
     return command
+
+
+def _shown(value: object, most: int = 60) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _checked_seed(seed: int | None) -> int | None:

@@ -16,9 +16,10 @@ import numpy as np
 from ding.envs import BaseEnv, BaseEnvTimestep
 from ding.utils import ENV_REGISTRY
 
+from lzero_async.config import duration, whole_number
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.game_files import SHIPPED_GAME, Game, find_game
-from zoo.jericho.priorzero.game_process import GameProcess, GameProcessError
+from zoo.jericho.priorzero.game_process import GameHung, GameProcess, GameProcessError, GameSaidNonsense
 from zoo.jericho.priorzero.game_session import GameState
 from zoo.jericho.priorzero.paths import valid_actions_file
 
@@ -34,8 +35,9 @@ class JerichoEnv(BaseEnv):
     """One text game in its own process; see `config` for the keys of `cfg`.
 
     Observations are dicts: `observation` (text for the world model), `action_mask` (int8, one per slot), `to_play` (-1),
-    `timestep`, `valid_actions` (the actions in the slots) and `state` (the GameState). A hang or crash of the game ends the
-    episode with `info["abnormal"]`; the next `reset` starts a fresh process.
+    `timestep`, `valid_actions` (the actions in the slots) and `state` (the GameState). A hang or crash of the game, or a state
+    that no game can be in, ends the episode with `info["abnormal"]`, `info["hung"]` and why as `info["failure"]`; the next
+    `reset` starts a fresh process.
     """
 
     config: ClassVar[dict[str, Any]] = {
@@ -49,7 +51,7 @@ class JerichoEnv(BaseEnv):
         "max_action_num": 20,
         # 'state': look, inventory and actions, the same text whenever the game is in the same state; 'full': the response first.
         "observation": "state",
-        # Seconds a step may take, the search for valid actions included, and seconds for the start of the process.
+        # Seconds a step or a reset may take, the search for valid actions included, and seconds for the start of the process.
         "step_timeout": 20.0,
         "start_timeout": 30.0,
         # File of valid actions by state; None: in the user's cache folder; '': off.
@@ -67,8 +69,8 @@ class JerichoEnv(BaseEnv):
         self._with_response = options["observation"] == "full"
         store = options["valid_action_store"]
         self._process_options = {
-            "timeout": _positive(options, "step_timeout", float),
-            "start_timeout": _positive(options, "start_timeout", float),
+            "timeout": duration("step_timeout", options["step_timeout"]),
+            "start_timeout": duration("start_timeout", options["start_timeout"]),
             "store_path": str(valid_actions_file() if store is None else store),
             "store_rows": _positive(options, "valid_action_rows"),
         }
@@ -83,7 +85,13 @@ class JerichoEnv(BaseEnv):
         self._return = 0.0
         self._done = True
         self._ended: dict[str, float] = {}
-        self._counts = {"abnormal_ends": 0, "slot_overflows": 0, "no_valid_action": 0, "process_starts": 0}
+        self._counts = {
+            "abnormal_ends": 0,
+            "timeouts": 0,
+            "slot_overflows": 0,
+            "no_valid_action": 0,
+            "process_starts": 0,
+        }
         self.observation_space = gym.spaces.Dict()
         self.action_space = gym.spaces.Discrete(self._slots)
         self.reward_space = gym.spaces.Box(low=-np.inf, high=np.inf, shape=(1,), dtype=np.float32)
@@ -123,8 +131,9 @@ class JerichoEnv(BaseEnv):
             if self._failed is not None:
                 raise self._failed
             assert self._process is not None
-            self._state = self._process.end_reset()
-        except Exception:
+            self._state = self._checked(self._process.end_reset())
+        except Exception as error:
+            self._counts["timeouts"] += isinstance(error, GameHung)
             self._drop_process()
             raise
         self._steps, self._return, self._done = 0, 0.0, False
@@ -154,12 +163,13 @@ class JerichoEnv(BaseEnv):
         try:
             if self._failed is not None:
                 raise self._failed
-            self._state = self._process.end_step()
+            self._state = self._checked(self._process.end_step())
         except GameProcessError as error:
             _logger.warning("episode ended after %d steps: %s", self._steps, error)
             self._drop_process()
             self._counts["abnormal_ends"] += 1
-            abnormal, failure = True, {"failure": str(error)}
+            self._counts["timeouts"] += isinstance(error, GameHung)
+            abnormal, failure = True, {"failure": str(error), "hung": isinstance(error, GameHung)}
             self._state = replace(self._state, reward=0.0, done=True)
         self._steps += 1
         self._return += self._state.reward
@@ -184,6 +194,11 @@ class JerichoEnv(BaseEnv):
     def deadline(self) -> float:
         """Monotonic time at which the watchdog ends a game that has not answered; then nothing has to be waited for."""
         return math.inf if self._process is None else self._process.deadline
+
+    def begin_close(self) -> None:
+        """Tell the game's process to end without waiting for it, so that several end at once; `close` follows."""
+        if self._process is not None:
+            self._process.begin_close()
 
     def close(self) -> None:
         """End the game's process."""
@@ -223,6 +238,13 @@ class JerichoEnv(BaseEnv):
             "steps": self._steps,
         }
 
+    def _checked(self, state: GameState) -> GameState:
+        """The state, or GameSaidNonsense: from here on nobody looks any more."""
+        fault = state.fault() if isinstance(state, GameState) else f"{type(state).__name__} is no state of a game"
+        if fault:
+            raise GameSaidNonsense(f"{self._game.label} said nonsense after {self._command or 'its start'!r}: {fault}")
+        return state
+
     def _observe(self) -> dict[str, Any]:
         state = self._state
         assert state is not None
@@ -255,7 +277,7 @@ class JerichoEnv(BaseEnv):
         return self._dice.randrange(1, 2**31 - 1) if self._dice else self._seed
 
     def _begin_reset(self, seed: int | None) -> None:
-        self._done, self._failed = True, None
+        self._done, self._failed, self._command = True, None, ""
         try:
             if self._process is None or not self._process.alive:
                 self._drop_process()
@@ -298,16 +320,8 @@ def _game_of(options: Mapping[str, Any]) -> Game:
     return find_game(options["env_id"], options["rom_dir"])
 
 
-def _positive(options: Mapping[str, Any], name: str, kind: type = int) -> Any:
-    value = options[name]
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not 0 < value < float("inf")
-        or kind(value) != value
-    ):
-        raise ConfigError(f"{name} is {value!r}; it must be a {'whole ' if kind is int else ''}number above 0")
-    return kind(value)
+def _positive(options: Mapping[str, Any], name: str) -> int:
+    return whole_number(name, options[name], 1)
 
 
 def _copies(cfg: dict[str, Any], count: str, **more: Any) -> list[dict[str, Any]]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
-import warnings
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from lzero_async.errors import BadData
+from lzero_async.soundness import first_bad
 from lzero_async.types import TrainReport
+from zoo.jericho.priorzero.careful import MOST_BAD_UPDATES, BadUpdate, CarefulUpdate, check_batch, check_episode
 from zoo.jericho.priorzero.play import Episode
 from zoo.jericho.priorzero.quiet import quiet
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.reanalyze import Fresh
 
+log = logging.getLogger(__name__)
 LOSSES = ("weighted_total_loss", "obs_loss", "reward_loss", "value_loss", "policy_loss", "target_policy_entropy",
           "policy_entropy", "total_grad_norm_before_clip_wm", "target_reward", "target_value")  # fmt: skip
 SEGMENT_ARRAYS = (
@@ -32,13 +35,16 @@ class TrainResult:
     """One train: how many updates it made and the mean of each loss over them (empty when none was possible yet).
 
     `ages` of the samples' targets in versions, by source: `collected`, `reanalysed` (each where there are such), `targets` for
-    all of them, and `reanalysed_share`.
+    all of them, and `reanalysed_share`. `left_out`: updates that were not made because they were not finite; `refused`: episodes
+    that were not stored, for the same reason or for a wrong shape.
     """
 
     updates: int
     losses: dict[str, float]
     report: TrainReport
     ages: dict[str, float]
+    left_out: int = 0
+    refused: int = 0
 
 
 def new_policy(cfg: Any) -> Any:
@@ -52,18 +58,11 @@ def new_policy(cfg: Any) -> Any:
     return policy
 
 
-def learn(policy: Any, data: list[list[np.ndarray]], number: int) -> dict[str, float]:
-    """One update of UniZero on a sampled batch; `number` counts the updates. Returns what UniZero logs."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # LightZero takes the mean of an empty step while episodes are short
-        logged: dict[str, float] = policy._forward_learn([*data, number])
-    return logged
-
-
 class Learner:
     """UniZero's learner over UniZero's buffer; `cfg` is the whole policy configuration as an EasyDict.
 
-    `policy` is made from it unless given, and `update(data, number)` makes an update of that unless given.
+    `policy` is made from it unless given, and `update(data, number)` makes an update of that unless given. An update that is not
+    finite is left out; `most_bad` of them in a row raise BadData.
     """
 
     def __init__(
@@ -73,6 +72,7 @@ class Learner:
         *,
         policy: Any = None,
         update: Callable[[list[list[np.ndarray]], int], dict[str, float]] | None = None,
+        most_bad: int = MOST_BAD_UPDATES,
     ) -> None:
         self.policy = new_policy(cfg) if policy is None else policy
         with quiet():
@@ -82,9 +82,10 @@ class Learner:
             from zoo.jericho.priorzero.replay import ReplayBuffer
 
             self.buffer = ReplayBuffer(cfg)
-        self._update = partial(learn, self.policy) if update is None else update
+        self._update = CarefulUpdate(self.policy) if update is None else update
         self.cfg = cfg
         self.updates = 0
+        self._most_bad, self._bad_in_a_row = most_bad, 0
         self._owed = 0.0  # updates of replay_ratio that are not whole yet
         self._absorbing = absorbing_steps
         self._versions: list[int] = []  # of the buffer's segments, in its order
@@ -124,33 +125,44 @@ class Learner:
         """Store the episodes, collected with weights of `version`, and make the updates owed for them.
 
         `newest` is the version of the weights now, which ages of targets count from (None: that of the episodes). The episodes of
-        a `batch` that was stored last (its train failed after that) are not stored again.
+        a `batch` that was stored last (its train failed after that) are not stored again. Raises BadData after too many bad
+        updates in a row.
         """
+        sound = [(number, episode) for number, episode in enumerate(episodes) if self._is_sound(episode)]
         if batch < 0 or batch != self._last_batch:
-            for number, episode in enumerate(episodes):
+            for number, episode in sound:
                 self._push(episode, version, (batch, number))
             self._last_batch = batch
         self.buffer.remove_oldest_data_to_fit()
         gone = len(self._versions) - len(self.buffer.game_segment_buffer)
         for kept in (self._versions, self._targets, self._sources):
             del kept[:gone]
-        steps = sum(map(len, episodes))
+        steps = sum(len(episode) for _, episode in sound)
         self._owed += self.cfg.update_per_collect or self.cfg.replay_ratio * steps
         ready = self.buffer.get_num_of_transitions() >= self.cfg.batch_size
         sums: dict[str, float] = dict.fromkeys(LOSSES, 0.0)
         ages: list[np.ndarray] = []
         sampled: list[np.ndarray] = []
-        updates = 0
+        updates = left_out = 0
         while ready and self._owed >= 1:
+            self._owed -= 1
             data = self.buffer.sample(self.cfg.batch_size, self.policy)
+            try:
+                check_batch(data)
+                logged = self._update(data, self.updates)
+            except BadUpdate as error:
+                left_out += 1
+                self.leave_out(error)
+                if self.unsound():
+                    break  # by an earlier step: whoever has the state before it goes back there
+                continue
+            self._bad_in_a_row = 0
             sampled.append(self._sampled_segments(data[0][4]))
             ages.append(version - np.asarray(self._versions)[sampled[-1]])
-            logged = self._update(data, self.updates)
             for name in LOSSES:
                 sums[name] += logged[name]
             self.updates += 1
             updates += 1
-            self._owed -= 1
             on_update()
         if not ready:
             self._owed = 0.0  # nothing to learn from yet; the updates are not owed later
@@ -161,7 +173,35 @@ class Learner:
             else TrainReport(sample_count=0)
         )
         losses = {name: sums[name] / updates for name in LOSSES} if updates else {}
-        return TrainResult(updates, losses, report, self._ages_of(sampled, version if newest is None else newest))
+        ages_of = self._ages_of(sampled, version if newest is None else newest)
+        return TrainResult(updates, losses, report, ages_of, left_out, len(episodes) - len(sound))
+
+    def unsound(self) -> str:
+        """What is not finite in the models or the optimizer's moments; '' if all is well."""
+        return first_bad(self.policy._state_dict_learn())
+
+    def leave_out(self, why: object) -> None:
+        """An update is not made, or was undone. Raises BadData when that were too many in a row."""
+        self._bad_in_a_row += 1
+        log.warning("an update is left out: %s", why)
+        if self._bad_in_a_row >= self._most_bad:
+            row = (
+                f"{self._bad_in_a_row} updates in a row were not finite"
+                if self._most_bad > 1
+                else "an update was not finite"
+            )
+            raise BadData(
+                f"{row}, the last one because {why}; the weights from before are kept. Lower "
+                "policy_config.learning_rate or policy_config.grad_clip_value."
+            )
+
+    def _is_sound(self, episode: Episode) -> bool:
+        try:
+            check_episode(episode, self.cfg.model.observation_shape, self.cfg.model.action_space_size)
+        except BadData as error:
+            log.warning("an episode is not stored: %s", error)
+            return False
+        return True
 
     def replace(self, fresh: Fresh) -> int:
         """Take new targets of a batch for those of its segments that are still in the buffer; how many these are."""
@@ -184,7 +224,7 @@ class Learner:
         """Cut an episode into the buffer's segments, each padded with what follows it, as UniZero's targets need.
 
         An episode that the game ended goes on for some steps in its last state, with no reward and no value: without
-        them nothing teaches the world model that nothing comes after a death. One that ran out of steps or crashed
+        them nothing teaches the world model that nothing comes after a death. One that ran out of steps
         just ends: its last value targets count the rewards that were seen.
         """
         steps, length, cfg = len(episode), self.cfg.game_segment_length, self.cfg

@@ -15,6 +15,7 @@ from typing import Any
 from lzero_async.backends import Worker
 from lzero_async.calls import interrupted, stopped
 from lzero_async.clock import RealClock
+from lzero_async.config import backoff
 from lzero_async.errors import WorkerDied
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
@@ -62,7 +63,7 @@ class LearnerGroup:
             except _LOST as error:
                 if attempt == self._max_restarts or not self.learner.alive:
                     raise
-                pause = self._backoff * 2**attempt
+                pause = backoff(self._backoff, attempt)
                 log.warning("the learner lost a rank (%s); the train is made again after %.3g s", error, pause)
                 if (stop.wait(pause) and interrupted(stop)) or self._given_up():
                     raise stopped(stop) from error

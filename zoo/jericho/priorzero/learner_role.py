@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,11 @@ import numpy as np
 import torch
 
 from lzero_async import checkpoint
+from lzero_async.errors import BadData, ConfigError
 from lzero_async.parcels import Parcel
+from lzero_async.soundness import first_bad
 from zoo.jericho.priorzero.batch import Collected, pack_batch, unpack_batch
+from zoo.jericho.priorzero.careful import MOST_BAD_UPDATES
 from zoo.jericho.priorzero.learner import Learner, new_policy
 from zoo.jericho.priorzero.options import rank_device
 from zoo.jericho.priorzero.parts import Parts
@@ -37,7 +41,7 @@ class LearnerRole:
         cfg = parts.unizero(rank_device(device, 0, policy.learner_ranks))
         self._lead: Lead | None = None
         if policy.learner_ranks == 1:
-            self.learner = Learner(cfg, policy.absorbing_steps)
+            self.learner = Learner(cfg, policy.absorbing_steps, most_bad=most_bad(policy))
         else:
             self._lead, self.learner = _data_parallel(parts, cfg)
         self._emit, self._said_at = emit, 0.0
@@ -48,8 +52,11 @@ class LearnerRole:
         return self.learner.updates
 
     def weights(self) -> Parcel:
-        """The weights as they are now."""
-        return Parcel(self.learner.weights(), live=True)
+        """The weights as they are now. Raises BadData for those that nobody should play with."""
+        weights = self.learner.weights()
+        if found := first_bad(weights):
+            raise BadData(f"weights that are not finite are not handed out: {found}")
+        return Parcel(weights, live=True)
 
     def meet(self, host: str) -> tuple[str, int]:
         """Open the meeting point of the learner's ranks at this address; where they find it."""
@@ -80,6 +87,11 @@ class LearnerRole:
             result = self.learner.train(
                 collected.episodes, version, batch=batch, newest=newest, on_update=self._updated
             )
+            if (result.updates or result.left_out) and (found := self.learner.unsound()):
+                # Of finite gradients: only the state before can be trusted.
+                self._load_state(before)
+                self.learner.leave_out(found)
+                result = replace(result, updates=0, losses={}, left_out=result.updates + result.left_out)
         except Exception:
             self._load_state(before)
             checkpoint.restore_random_state(dice)
@@ -93,6 +105,8 @@ class LearnerRole:
             "replaced": replaced,
             "seconds": time.monotonic() - start,
             "buffer": self.learner.stored,
+            "bad_updates": result.left_out,
+            "refused_episodes": result.refused,
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
@@ -108,7 +122,10 @@ class LearnerRole:
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
     def save(self, path: str, state: Mapping[str, Any], waiting: Sequence[Parcel]) -> None:
-        """Write a checkpoint: `state`, what the learner knows, and the batches that wait."""
+        """Write a checkpoint: `state`, what the learner knows, and the batches that wait. Raises BadData instead of one that is
+        not finite, and keeps the one before."""
+        if found := self.learner.unsound():
+            raise BadData(f"a checkpoint that is not finite is not written: {found}")
         whole = {
             **state,
             "learner": self.learner.state_dict(),
@@ -126,6 +143,11 @@ class LearnerRole:
     def load(self, path: str) -> int:
         """Go on from a checkpoint; how many batches wait in it (`waiting` hands them out), or -1 if they were not saved."""
         state = checkpoint.load(Path(path), CHECKPOINT)
+        if found := first_bad(state.get("learner")):
+            raise ConfigError(
+                f"{path} cannot be resumed: {found} in it, so training broke before it was written; give --resume an older "
+                "checkpoint, or start anew with a lower policy_config.learning_rate."
+            )
         with checkpoint.fitting(path):
             self._load_state(state["learner"])
             if "buffer" in state:
@@ -150,7 +172,12 @@ def _data_parallel(parts: Parts, cfg: Any) -> tuple[Lead, Learner]:
     options = parts.options.policy_config
     policy = new_policy(share_config(cfg, options.learner_ranks))
     lead = Lead(policy, new_group(parts, 0, cfg.device), cfg.grad_clip_value)
-    return lead, Learner(cfg, options.absorbing_steps, policy=policy, update=lead.update)
+    return lead, Learner(cfg, options.absorbing_steps, policy=policy, update=lead.update, most_bad=most_bad(options))
+
+
+def most_bad(policy: Any) -> int:
+    """Bad updates in a row that end a run with these options."""
+    return 1 if policy.on_bad_update == "stop" else MOST_BAD_UPDATES
 
 
 def seed_everything(seed: int) -> None:

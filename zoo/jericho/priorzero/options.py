@@ -12,7 +12,7 @@ from typing import Any
 
 from easydict import EasyDict
 
-from lzero_async.config import one_of, positive_number
+from lzero_async.config import LONGEST, duration, one_of, positive_number
 from lzero_async.errors import ConfigError
 from lzero_async.options import (
     WATCHING,
@@ -59,20 +59,21 @@ _share = between(0, 1)
 RULES: dict[str, dict[str, Check]] = {
     "env_config": dict(
         env_id=nonempty, rom_dir=text, max_steps=whole(1), max_action_num=whole(2), observation=words("state", "full"),
-        collector_env_num=whole(1), evaluator_env_num=whole(1), step_timeout=positive_number, valid_action_store=text,
+        collector_env_num=whole(1), evaluator_env_num=whole(1), step_timeout=duration, valid_action_store=text,
         env_asynchrony=words("auto", "on", "off"), max_batch=whole(0), max_wait_ms=between(0, 60_000),
     ),
     "policy_config": dict(
         off_policy_degree=whole(-1), enable_async_eval=flag, num_collectors=whole(1),
         backend=words("auto", "inline", "thread", "process", "ray"),
         ray_address=text, ray_resources=resources(*KINDS), staleness_policy=words("wait", "drop", "allow"),
-        adaptive_degree=flag, max_degree=whole(1), max_restarts=whole(0), restart_backoff=positive_number,
-        hang_timeout=between(1, 1e6), n_episode=whole(1), update_per_collect=whole(0),
+        adaptive_degree=flag, max_degree=whole(1), max_restarts=whole(0), restart_backoff=duration,
+        hang_timeout=between(1, LONGEST), n_episode=whole(1), update_per_collect=whole(0),
         replay_ratio=positive_number, batch_size=whole(2), replay_buffer_size=whole(1), game_segment_length=whole(1),
         num_unroll_steps=whole(4), td_steps=whole(1), discount_factor=_share, num_simulations=whole(1),
         root_window=whole(1), reanalyze_ratio=_share, reanalyze_workers=whole(0),
         reanalyze_share=between(0.01, 1), reanalyze_batches=whole(1), use_priority=flag, absorbing_steps=whole(0),
         learning_rate=positive_number, weight_decay=between(0, 1), grad_clip_value=positive_number,
+        on_bad_update=words("skip", "stop"),
         target_update_theta=_share, temperature_start=between(0, 10), temperature_end=between(0, 10),
         temperature_decay_steps=whole(1), epsilon=_share, stuck_steps=whole(0), stuck_epsilon=_share,
         root_noise_weight=_share, root_dirichlet_alpha=positive_number,
@@ -89,7 +90,7 @@ RULES: dict[str, dict[str, Check]] = {
     ),
     "encoder_config": dict(encoder_model=text, max_tokens=whole(8), cache_size=whole(1)),
     "run_config": dict(
-        exp_name=nonempty, seed=_seed, max_iter=whole(0), max_env_step=whole(0), max_seconds=between(0, 1e9),
+        exp_name=nonempty, seed=_seed, max_iter=whole(0), max_env_step=whole(0), max_seconds=between(0, LONGEST),
         target_score=between(0, 1e9), eval_every=whole(0), eval_episodes=whole(1), eval_modes=_modes, final_eval_modes=_modes,
         eval_temperature=between(0, 10), checkpoint_every=whole(0), checkpoint_buffer=flag,
         **{name: option.check for name, option in WATCHING.items()},
@@ -351,8 +352,24 @@ def check_device(device: str) -> str:
     return present_device("A device", device, "set it to 'auto' or 'cpu'")
 
 
+def take_device(device: str) -> str:
+    """The device to use, a GPU with its number, which becomes this thread's default: DI-engine puts models where that is, and
+    what is put on "cuda" later, by whatever thread, would go elsewhere."""
+    found = numbered(check_device(device))
+    if found != "cpu":
+        import torch
+
+        torch.cuda.set_device(found)
+    return found
+
+
+def numbered(device: str) -> str:
+    """The device with its number if it is a GPU."""
+    return "cuda:0" if device == "cuda" else device
+
+
 def rank_device(device: str, rank: int, ranks: int) -> str:
-    """The device of one of the learner's ranks: on GPUs each has its own, which becomes this process's default."""
+    """The device of one of the learner's ranks: on GPUs each has its own."""
     found = check_device(device)
     if ranks == 1 or found == "cpu":
         return found
@@ -364,9 +381,7 @@ def rank_device(device: str, rank: int, ranks: int) -> str:
             f"policy_config.learner_ranks is {ranks}, but torch finds {count} GPU(s) here and each rank needs its own; set it "
             f"to at most {count}, or learner_device to 'cpu'."
         )
-    found = f"cuda:{rank}" if found == "cuda" else found
-    torch.cuda.set_device(found)
-    return found
+    return f"cuda:{rank}" if found == "cuda" else found
 
 
 def unizero_config(options: EasyDict, features: int, device: str = "cpu") -> EasyDict:

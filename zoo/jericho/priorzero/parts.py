@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.jericho.priorzero.options import check_device, unizero_config
+from zoo.jericho.priorzero.options import check_device, numbered, take_device, unizero_config
 from zoo.jericho.priorzero.paths import valid_actions_file
 from zoo.jericho.priorzero.quiet import quiet
 
@@ -102,14 +102,14 @@ class Parts:
             return self._prior
 
     def unizero(self, device: str) -> EasyDict:
-        """LightZero's configuration of UniZero on that device."""
+        """LightZero's configuration of UniZero on that device, which becomes this thread's default."""
         from zoo.jericho.priorzero.play import parts_of
         from zoo.jericho.priorzero.text_encoder import encoder_width
 
         width = encoder_width(self.options.encoder_config.encoder_model)
         with quiet():
             return unizero_config(
-                self.options, width * parts_of(self.options.env_config.observation), check_device(device)
+                self.options, width * parts_of(self.options.env_config.observation), take_device(device)
             )
 
     def new_env(self) -> JerichoEnv:
@@ -177,5 +177,5 @@ def untouched_random() -> Iterator[None]:
 
 def _engine_options(llm: EasyDict, device: str) -> dict[str, Any]:
     if llm.llm_engine != "vllm":
-        return {"deterministic": llm.repeatable_prior, "device": "" if device == "auto" else check_device(device)}
+        return {"deterministic": llm.repeatable_prior, "device": numbered(check_device(device))}
     return {"tensor_parallel_size": llm.tensor_parallel_size, "gpu_memory_utilization": llm.gpu_memory_utilization}

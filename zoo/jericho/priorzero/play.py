@@ -7,25 +7,30 @@ draws from its own generator, so that its draws do not depend on the games besid
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from lzero_async.errors import ConfigError
+from lzero_async.errors import BadData, ConfigError
+from lzero_async.soundness import check_finite, check_like, finite_rows, is_finite
 from zoo.jericho.priorzero.prior import LLMPrior, PriorRequest
 from zoo.jericho.priorzero.prompts import Turn
 from zoo.jericho.priorzero.readiness import AllEnvironmentsFailed, Roster, Rounds, Thinker, Window
 from zoo.jericho.priorzero.root_policy import mix_root_policies
-from zoo.jericho.priorzero.search import RootInput, TreeSearch
+from zoo.jericho.priorzero.search import RootInput, RootOutput, TreeSearch
 from zoo.jericho.priorzero.text_encoder import TextEncoder
 from zoo.jericho.priorzero.tree_seed import seed_tree
 
 __all__ = ["MODES", "AllEnvironmentsFailed", "Episode", "Player", "Style", "observation_parts", "parts_of"]
 
 MODES = ("prior", "world_model", "llm", "random")
+TRIES = 2  # of an episode that fails
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -69,6 +74,10 @@ class Player:
     are ready act together, at most `max_batch` of them (0: all), the first after at most `max_wait_ms` milliseconds, and
     what the prior does not know is asked for in the background. An environment that fails `max_abnormal` times in a row is
     not used any more.
+
+    `troubles` counts `bad_episodes` (every failure: a game that crashed, hung or said nonsense, a vector or a search that is not
+    finite), of these `env_timeouts`, `left_out_episodes` (that failed twice) and `refused_priors` (replaced by even ones);
+    `on_trouble` is told each of these names when it happens.
     """
 
     def __init__(
@@ -87,6 +96,7 @@ class Player:
         max_batch: int = 0,
         max_wait_ms: float = 2.0,
         max_abnormal: int = 3,
+        on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
         if max_batch < 0:
             raise ConfigError(f"max_batch is {max_batch}, but must be 0 (all games) or more")
@@ -103,6 +113,8 @@ class Player:
             Window(max_batch or len(self.envs), max_wait_ms / 1e3) if asynchronous else Window(len(self.envs))
         )
         self._thinker = Thinker(prior) if asynchronous and prior is not None else None
+        self.troubles: Counter[str] = Counter()
+        self._on_trouble = on_trouble
 
     @property
     def isolated(self) -> int:
@@ -121,33 +133,60 @@ class Player:
         """Play this many episodes and return them in the order of their start; when `should_stop` says so, only those that
         have ended by then.
 
-        `on_step` is told how many steps were just taken. Raises AllEnvironmentsFailed when no environment is left to play.
+        `on_step` is told how many steps were just taken. An episode that fails is played once more with another seed, then left
+        out. Raises AllEnvironmentsFailed when no environment is left to play, or no episode.
         """
         seed_tree(int(rng.integers(2**31)))
         seeds = rng.integers(1, 2**31 - 1, size=episodes).tolist()
         streams = rng.integers(2**63, size=(episodes, 2)).tolist()
         games = [
-            OpenGame(number, seed, np.random.default_rng(stream), self._history_length)
+            OpenGame(number, seed, np.random.default_rng(stream), self._history_length, on_trouble=self._count_trouble)
             for number, (seed, stream) in enumerate(zip(seeds, streams, strict=True))
         ]
-        rounds = Rounds(games, self._roster, lambda hand: self._act(hand, style), self._window, self._thinker, on_step)
+        rounds = Rounds(
+            games,
+            self._roster,
+            lambda hand: self._act(hand, style),
+            self._window,
+            self._thinker,
+            on_step,
+            self._count_trouble,
+        )
         try:
             ended = rounds.run(should_stop)
         finally:
             if self._thinker is not None:
                 self._thinker.forget()
         self._look(ended)
-        return [game.episode() for game in sorted(ended, key=lambda game: game.number)]
+        for game in ended:
+            if game.broken is not None:  # at its very end: nothing is left to play it once more
+                _logger.warning("episode %d, in %r, is left out: %s", game.number, game.env, game.broken)
+                self._count_trouble("bad_episodes")
+                self._count_trouble("left_out_episodes")
+        whole = [game for game in ended if game.broken is None]
+        if episodes and not whole and not should_stop():
+            raise AllEnvironmentsFailed(
+                f"none of {episodes} episodes could be played, not even at the second try; the last failure: "
+                f"{rounds.last_failure or ended[-1].broken}"
+            )
+        return [game.episode() for game in sorted(whole, key=lambda game: game.number)]
+
+    def _count_trouble(self, name: str) -> None:
+        self.troubles[name] += 1
+        self._on_trouble(name)
 
     def _act(self, games: list[OpenGame], style: Style) -> list[OpenGame]:
-        """Choose the next action of each game; those whose prior has to be waited for get none and are not returned."""
+        """Choose the next action of each game; those whose prior has to be waited for get none and are not returned, nor are
+        those that break."""
         self._look(games)
+        games = [game for game in games if game.broken is None]
         if self._needs_prior(style.mode):
             games = self._with_prior(games)
         if games:
             for game, choice in zip(games, self._decide(games, style), strict=True):
-                game.choose(*choice)
-        return games
+                if choice is not None:
+                    game.choose(*choice)
+        return [game for game in games if game.broken is None]
 
     def _look(self, games: list[OpenGame]) -> None:
         """Encode the present observation of each game, once."""
@@ -158,8 +197,12 @@ class Player:
             vectors: Sequence[np.ndarray] = [np.zeros(1, np.float32)] * len(games)
         else:
             vectors = self.encoder([observation_parts(game.obs, self._observation) for game in games])
-        for game, vector in zip(games, vectors, strict=True):
-            game.vectors.append(vector)
+        sound = finite_rows(np.asarray(vectors))
+        for game, vector, fine in zip(games, vectors, sound, strict=True):
+            if fine:
+                game.vectors.append(vector)
+            else:
+                game.broken = BadData(f"the text encoder's vector of {game.obs['state'].look[:60]!r} is not finite")
 
     def _needs_prior(self, mode: str) -> bool:
         return mode == "llm" or (mode == "prior" and self._root_policy != "wm_logits")
@@ -170,16 +213,17 @@ class Player:
         unknown = [(game, game.request()) for game in games if game.prior is None]
         if self._thinker is None:
             for (game, _), prior in zip(unknown, self.prior([request for _, request in unknown]), strict=True):
-                game.prior = prior
+                game.take_prior(prior)
             return games
         recall = getattr(self.prior, "recall", lambda _: None)
         for game, request in unknown:
-            game.prior = recall(request)
+            if (known := recall(request)) is not None:
+                game.take_prior(known)
         self._thinker.ask([(game, request) for game, request in unknown if game.prior is None])
         return [game for game in games if game.prior is not None]
 
-    def _decide(self, games: list[OpenGame], style: Style) -> list[tuple[int, np.ndarray, float, float]]:
-        """Slot, visit distribution, root value and predicted value for each game."""
+    def _decide(self, games: list[OpenGame], style: Style) -> list[tuple[int, np.ndarray, float, float] | None]:
+        """Slot, visit distribution, root value and predicted value for each game; None for one whose search breaks it."""
         masks = [game.masks[-1] for game in games]
         if style.mode == "random":
             uniform = [mask.astype(np.float32) / mask.sum() for mask in masks]
@@ -206,8 +250,13 @@ class Player:
             noise_weight=style.noise_weight,
             rngs=[game.rng for game in games],
         )
+        for game, found, mask in zip(games, outputs, masks, strict=True):
+            if fault := _fault(found, mask):
+                game.broken = BadData(f"the search {fault}")
         return [
-            (
+            None
+            if game.broken is not None
+            else (
                 _choose(found.visits, style, game.rng, mask, game.unrewarded),
                 found.visits,
                 found.value,
@@ -221,6 +270,9 @@ class Player:
         if self._thinker is not None:
             self._thinker.close()
         for env in self.envs:
+            if hasattr(env, "begin_close"):
+                env.begin_close()
+        for env in self.envs:
             env.close()
 
 
@@ -231,8 +283,18 @@ class OpenGame:
     obs: dict[str, Any]
     action: int  # the chosen one, until its step is recorded
 
-    def __init__(self, number: int, seed: int, rng: np.random.Generator, history_length: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        seed: int,
+        rng: np.random.Generator,
+        history_length: int,
+        tries: int = TRIES,
+        on_trouble: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.number, self.seed, self.rng = number, seed, rng
+        self._tries, self._on_trouble = tries, on_trouble
+        self.broken: BadData | None = None  # why it cannot go on, although its environment could
         self.since = 0.0  # monotonic time since when it waits to be acted on
         self.prior: np.ndarray | None = None  # of the present state, once known
         self.vectors: list[np.ndarray] = []
@@ -260,9 +322,32 @@ class OpenGame:
         """What ended the episode abnormally; None when nothing did."""
         return str(self.info.get("failure", "its episode ended abnormally")) if self.info.get("abnormal") else None
 
+    def again(self) -> OpenGame | None:
+        """The same episode from its beginning, with another seed; None when this was the last try."""
+        if self._tries <= 1:
+            return None
+        (rng,) = self.rng.spawn(1)  # whatever was drawn before, so that it can be repeated
+        seed = int(rng.integers(1, 2**31 - 1))
+        return OpenGame(self.number, seed, rng, int(self.keeps_history), self._tries - 1, self._on_trouble)
+
     def begin(self, obs: dict[str, Any]) -> None:
+        """Take the first observation; BadData for one that nobody can act on."""
+        _check_mask(obs["action_mask"], None)
         self.obs = obs
         self.masks.append(obs["action_mask"])
+
+    def take_prior(self, prior: Any) -> None:
+        """Take the prior of the present state; one that is none is refused, and every action is as likely as any other."""
+        count = len(self.obs["valid_actions"])
+        values = np.asarray(prior)
+        if values.shape == (count,) and values.dtype.kind == "f" and not (np.isnan(values) | (values > 1e-3)).any():
+            self.prior = values
+            return
+        _logger.warning(
+            "the prior of %r is refused: %s", self.obs["state"].look[:60], " ".join(repr(prior).split())[:200]
+        )
+        self._on_trouble("refused_priors")
+        self.prior = np.full(count, -math.log(max(1, count)), np.float32)
 
     def request(self) -> PriorRequest:
         return PriorRequest(self.obs["state"], tuple(self.obs["valid_actions"]), tuple(self.history), id(self))
@@ -279,7 +364,10 @@ class OpenGame:
         self.priors.append(self.prior)
 
     def record(self, timestep: Any) -> None:
-        """What became of the chosen action."""
+        """What became of the chosen action; BadData for what no game can mean by it."""
+        check_like("reward", timestep.reward, ())
+        check_finite("reward", float(timestep.reward))
+        _check_mask(timestep.obs["action_mask"], self.masks[-1])
         command = self.obs["valid_actions"][self.action]
         self.commands.append(command)
         if self.keeps_history:
@@ -316,6 +404,22 @@ def observation_parts(obs: dict[str, Any], kind: str) -> tuple[str, ...]:
 def parts_of(kind: str) -> int:
     """How many parts an observation of this kind has."""
     return 4 if kind == "full" else 3
+
+
+def _check_mask(mask: Any, before: np.ndarray | None) -> None:
+    """BadData for a mask of another shape than the one before, or without an action."""
+    check_like("action_mask", mask, np.shape(mask)[:1] if before is None else before.shape, "iub")
+    if not np.any(mask):
+        raise BadData("action_mask has no action")
+
+
+def _fault(found: RootOutput, mask: np.ndarray) -> str:
+    """What is wrong with a search's result; '' if all is well."""
+    if not (is_finite(found.visits) and is_finite(found.value) and is_finite(found.predicted_value)):
+        return f"found a value of {found.value:g} (predicted: {found.predicted_value:g}) and visits {found.visits}"
+    if found.visits.shape != mask.shape or not 0.99 < found.visits[mask > 0].sum() < 1.01:
+        return f"visited {found.visits}, not the {int(np.sum(mask > 0))} actions that there are"
+    return ""
 
 
 def _in_slots(priors: Sequence[np.ndarray | None], slots: int) -> np.ndarray | None:

@@ -54,6 +54,7 @@ class _PlayingRole:
             asynchronous=asynchronous,
             max_batch=env.max_batch,
             max_wait_ms=env.max_wait_ms,
+            on_trouble=lambda name: emit(("trouble", name)),
         )
 
     def ready(self) -> dict[str, Any]:

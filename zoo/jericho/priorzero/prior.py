@@ -52,8 +52,8 @@ class LLMPrior:
     `temperature` divides the scores before the softmax; `reduction` is that of a candidate's token log-probabilities. With
     `use_cot` the model first writes at most `cot_tokens` tokens of reasoning. May be called from several threads.
 
-    What is not in memory is looked for in `store`, which the processes of a run share, before the engine is asked. Weights
-    that were loaded into the engine are known there by their version alone: let the store be the run's own.
+    What is not in memory is looked for in `store`, which the processes of a run share, before the engine is asked. Answers are
+    kept under the digest of the weights that gave them, so that other weights of the same version never find them.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class LLMPrior:
 
         An action without text has probability 0, unless none has text; equal actions share one action's probability.
         """
-        version = self.engine.weights_version
+        weights = self.engine.weights_digest
         queries = [self._query(item) for item in items]
-        keys = [self._key(query, version) for query in queries]
+        keys = [self._key(query, weights) for query in queries]
         wanted: dict[bytes, _Query] = {}
         for key, query in zip(keys, queries, strict=True):
             wanted.setdefault(key, query)
@@ -113,7 +113,7 @@ class LLMPrior:
         if misses:
             fresh = dict(zip(misses, self._ask(list(misses.values())), strict=True))
             answers |= fresh
-            if self.engine.weights_version == version:  # else nobody can say which weights answered
+            if self.engine.weights_digest == weights:  # else nobody can say which weights answered
                 self._keep(fresh)
                 self._share(fresh)
         return [answers[key].copy() for key in keys]
@@ -124,7 +124,7 @@ class LLMPrior:
         It never waits for the engine, unless a prompt is so long that its tokens must be counted.
         """
         query = self._query(request)
-        key = self._key(query, self.engine.weights_version)
+        key = self._key(query, self.engine.weights_digest)
         answer = self._known({key: query}).get(key)
         if answer is None:
             return None
@@ -207,8 +207,8 @@ class LLMPrior:
 
     # -- the cache --------------------------------------------------------
 
-    def _key(self, query: _Query, version: int) -> bytes:
-        parts = [prompt_key(query.prompt), query.item.actions, version, self._reduction, self._temperature]
+    def _key(self, query: _Query, weights: str) -> bytes:
+        parts = [prompt_key(query.prompt), query.item.actions, weights, self._reduction, self._temperature]
         parts += [self._use_cot and self._cot_tokens, self._model]
         return b"prior " + hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 

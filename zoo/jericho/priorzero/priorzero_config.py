@@ -125,6 +125,9 @@ policy_config = dict(
     weight_decay=1e-4,
     # Norm that gradients are clipped to.
     grad_clip_value=5.0,
+    # What to do about an update whose data, loss or gradients are not finite: 'skip' (leave it out; ten in a row end the run) or
+    # 'stop' (end the run at the first). Either way the weights stay as they were.
+    on_bad_update="skip",
     # Share of the trained weights that flows into the target network after every update.
     target_update_theta=0.05,
     # Temperature of the visit counts while collecting, at the start.

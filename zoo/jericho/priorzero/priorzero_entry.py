@@ -22,6 +22,7 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from lzero_async.application import carry_through
+from lzero_async.folder_lock import FolderLock
 from lzero_async.run_folder import (
     RESULTS,
     exit_code,
@@ -138,21 +139,22 @@ def train(flags: argparse.Namespace) -> int:
         changes["llm_config.llm_engine"] = "vllm"
     if flags.quick_test and flags.exp_name is None:
         changes["run_config.exp_name"] = "runs/quick_test"
-    saved = find_checkpoint(flags.resume, changes.get("run_config.exp_name", run_config["exp_name"]))
-    state = checkpoint.load(saved, CHECKPOINT, arrays=False) if saved is not None else None
-    options = build_options(
-        flags.preset,
-        quick_test=flags.quick_test,
-        saved=None if state is None else state.get("options", {}),
-        changes=changes,
-        assignments=flags.assignments,
-    )
-    env = options.env_config
-    game = find_game(env.env_id, env.rom_dir or None, allow_substitute=flags.quick_test)
-    folder = folder_of(saved) if saved is not None and not flags.exp_name else None
-    folder = folder or free_folder(options.run_config.exp_name, saved, (CACHE_FILE, "cache-", "wandb-id"))
-    with logging_to(folder, "zoo.jericho.priorzero"):
-        return _train(options, game, folder, saved, state)
+    with FolderLock() as lock:
+        saved = find_checkpoint(flags.resume, changes.get("run_config.exp_name", run_config["exp_name"]), lock)
+        state = checkpoint.load(saved, CHECKPOINT, arrays=False) if saved is not None else None
+        options = build_options(
+            flags.preset,
+            quick_test=flags.quick_test,
+            saved=None if state is None else state.get("options", {}),
+            changes=changes,
+            assignments=flags.assignments,
+        )
+        env = options.env_config
+        game = find_game(env.env_id, env.rom_dir or None, allow_substitute=flags.quick_test)
+        folder = folder_of(saved) if saved is not None and not flags.exp_name else None
+        folder = folder or free_folder(options.run_config.exp_name, saved, lock, (CACHE_FILE, "cache-", "wandb-id"))
+        with logging_to(folder, "zoo.jericho.priorzero"):
+            return _train(options, game, folder, saved, state)
 
 
 def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dict[str, Any] | None) -> int:
@@ -198,6 +200,9 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str) -> None:
         )
         print(table(cells))
     print(f"\n{_saved_work(agent.reuse())}")
+    troubles = {name: count for name, count in agent.troubles.items() if count}
+    if troubles:
+        print("left out: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in troubles.items()))
     print(f"ended by: {reason}")
     write_json(
         agent.folder / RESULTS,
@@ -214,6 +219,7 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str) -> None:
             "final_evaluation": rows,
             "evaluations": agent.history,
             "reuse": agent.reuse(),
+            "troubles": dict(agent.troubles),
             "utilisation": agent.utilisation(),
             "statistics": agent.coordinator.get_statistics(),
         },

@@ -92,19 +92,24 @@ class RankGroup:
             dist.all_reduce(tensor, group=self._gradients if tensor.is_cuda else None)
         return tensor
 
+    def any(self, mine: bool) -> bool:
+        """Whether one of the ranks says so; RankFailed if one of them told a failure."""
+        return self._ask_all(failed=False, flag=mine)
+
     def tell_failure(self) -> None:
-        """Instead of the next `add_up`: it raises RankFailed in all other ranks."""
+        """Instead of the next `add_up` or `any`: it raises RankFailed in all other ranks."""
         with contextlib.suppress(GroupBroken, RankFailed):  # they fail in any case
             self._ask_all(failed=True)
 
-    def _ask_all(self, *, failed: bool) -> None:
+    def _ask_all(self, *, failed: bool, flag: bool = False) -> bool:
         """A small question before each sum, always over gloo: a rank that failed has no numbers to add, and NCCL would wait
-        for those of one that died."""
-        answers = torch.tensor([int(failed)])
+        for those of one that died. Returns whether a rank has set its flag."""
+        answers = torch.tensor([int(failed), int(flag)])
         with _broken("a rank of the learner does not answer"):
             dist.all_reduce(answers)
-        if int(answers):
+        if int(answers[0]):
             raise RankFailed("a rank of the learner failed in this update; its own error says why")
+        return bool(answers[1])
 
 
 @contextlib.contextmanager

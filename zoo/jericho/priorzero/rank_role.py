@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from zoo.jericho.priorzero.careful import BadUpdate
 from zoo.jericho.priorzero.learner import new_policy
 from zoo.jericho.priorzero.options import rank_device
 from zoo.jericho.priorzero.parts import Parts
@@ -97,7 +98,8 @@ class RankRole:
                     self.policy._load_state_dict_learn(self._group.broadcast())
                 else:
                     self._draw_for(order.update)
-                    self._update.run(order)
+                    with contextlib.suppress(BadUpdate):  # no rank made it
+                        self._update.run(order)
         except BaseException:
             self._group.leave()
             raise

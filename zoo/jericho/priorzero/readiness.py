@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe, wait
 from typing import TYPE_CHECKING, Any
 
-from zoo.jericho.priorzero.game_process import GameProcessError
+from lzero_async.errors import BadData, ConfigError
+from zoo.jericho.priorzero.game_process import GameHung
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.play import OpenGame
@@ -29,7 +30,7 @@ STOP_INTERVAL = 0.2
 
 
 class AllEnvironmentsFailed(RuntimeError):
-    """Every environment of a player failed too often in a row; says how the last one did."""
+    """Every environment of a player failed too often in a row, or every episode of a call did; says how the last one did."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,9 @@ class Thinker:
 class Rounds:
     """Plays games to their ends: one call of `Player.play`.
 
-    `act` chooses the next action of games in hand and returns those that can step; the others think.
+    `act` chooses the next action of games in hand and returns those that can step; the others think, or are `broken`. An
+    episode that fails is played once more, with another seed; if that fails, too, it is left out. `on_trouble` is told of each
+    failure by its name.
     """
 
     def __init__(
@@ -175,7 +178,10 @@ class Rounds:
         window: Window,
         thinker: Thinker | None = None,
         on_step: Callable[[int], None] | None = None,
+        on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._on_trouble = on_trouble
+        self.last_failure: BaseException | str = ""
         self._waiting, self._roster, self._act, self._window = deque(games), roster, act, window
         self._thinker, self._on_step = thinker, on_step
         self._free = deque(roster.usable)
@@ -209,7 +215,7 @@ class Rounds:
         if self._thinker is not None and self._thinking:
             for game, prior in self._thinker.take():
                 self._thinking -= 1
-                game.prior = prior
+                game.take_prior(prior)
                 self._take_in_hand(game)
         while True:
             pipes = [(game, _waitable(game.env)) for game in self._stepping]
@@ -236,24 +242,41 @@ class Rounds:
 
     def _end(self, game: OpenGame) -> int:
         """Fetch what became of a step or the beginning of a game; the number of steps that were taken."""
-        env = game.env
-        if not game.begun:
-            try:
-                game.begin(env.end_reset() if hasattr(env, "begin_reset") else env.reset())
-            except GameProcessError as error:
-                _logger.warning("%r could not begin an episode: %s", env, error)
-                self._waiting.appendleft(game)
-                self._release(env, error)
+        env, steps = game.env, int(game.begun)
+        failure: BaseException | str | None = None
+        try:
+            if steps:
+                game.record(env.end_step())
+                failure = game.failure
             else:
-                self._take_in_hand(game)
-            return 0
-        game.record(env.end_step())
-        if game.done:
+                game.begin(env.end_reset() if hasattr(env, "begin_reset") else env.reset())
+        except ConfigError:
+            raise  # another seed changes nothing
+        except (BadData, RuntimeError, ValueError) as error:  # a GameProcessError is a RuntimeError
+            failure = error
+        if failure is not None:
+            self._fail(game, failure)
+            self._release(env, failure)
+        elif game.done:
             self._ended.append(game)
-            self._release(env, game.failure)
+            self._release(env, None)
         else:
             self._take_in_hand(game)
-        return 1
+        return steps
+
+    def _fail(self, game: OpenGame, why: BaseException | str) -> None:
+        """An episode failed: play it once more, or leave it out."""
+        self.last_failure = why
+        self._on_trouble("bad_episodes")
+        if isinstance(why, GameHung) or game.info.get("hung"):
+            self._on_trouble("env_timeouts")
+        again = game.again()
+        if again is not None:
+            self._waiting.appendleft(again)
+        else:
+            self._on_trouble("left_out_episodes")
+        what = "it is left out" if again is None else "it is played once more, with another seed"
+        _logger.warning("episode %d, in %r, failed: %s; %s", game.number, game.env, why, what)
 
     def _release(self, env: Any, failure: BaseException | str | None) -> None:
         if failure is None:
@@ -286,10 +309,16 @@ class Rounds:
         batch, self._hand = self._hand[: self._window.most], self._hand[self._window.most :]
         batch.sort(key=lambda game: game.number)
         moving = self._act(batch)
-        self._thinking += len(batch) - len(moving)
+        broken = [game for game in batch if game.broken is not None]
+        self._thinking += len(batch) - len(moving) - len(broken)
         for game in moving:
             game.env.begin_step(game.action)
         self._stepping += moving
+        for game in broken:  # not by its environment
+            self._fail(game, game.broken or "")
+            self._free.append(game.env)
+        if broken:
+            self._begin_games()
 
 
 def _waitable(env: Any) -> Any:

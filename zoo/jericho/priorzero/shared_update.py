@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from zoo.jericho.priorzero.learner import LOSSES, learn
+from zoo.jericho.priorzero.careful import BadUpdate, CarefulUpdate
+from zoo.jericho.priorzero.learner import LOSSES
 from zoo.jericho.priorzero.rank_group import RankGroup
 from zoo.jericho.priorzero.roles import GroupBroken, RankFailed
 from zoo.jericho.priorzero.shared_norm import share_norms
@@ -57,7 +58,7 @@ class SharedUpdate:
     """One rank's part in every update; `policy` is made with `share_config`, `clip` is the norm to clip to."""
 
     def __init__(self, policy: Any, group: RankGroup, clip: float) -> None:
-        self._policy, self._group, self._clip = policy, group, clip
+        self._group, self._clip = group, clip
         world_model = policy._model.world_model
         self._parameters = [one for one in world_model.parameters() if one.requires_grad]
         self._compute_loss = world_model.compute_loss
@@ -65,19 +66,21 @@ class SharedUpdate:
         policy._optimizer_world_model.register_step_pre_hook(self._before_step)
         for model in (policy._model, policy._target_model):
             share_norms(model, group)
+        # After the above: it looks at the weighted loss, and at the gradients of the whole batch, the same bits in every rank.
+        self._careful = CarefulUpdate(policy, group.any)
         self._share = Share([], 0, 1.0, 1.0)
         self._parts = (0.0, 0.0)  # this rank's part of the steps, and of those that follow another
         self._norm = 0.0
 
     def run(self, share: Share) -> dict[str, float]:
-        """Make the update; the losses are those of the whole batch.
+        """Make the update; the losses are those of the whole batch. BadUpdate is raised in all ranks, or in none.
 
         What fails here is raised here, and RankFailed in all other ranks, none of which waits for this one any longer.
         """
         self._share = share
         try:
-            numbers = self._numbers(learn(self._policy, share.data, share.update))
-        except (GroupBroken, RankFailed):
+            numbers = self._numbers(self._careful(share.data, share.update))
+        except (BadUpdate, GroupBroken, RankFailed):
             raise
         except Exception:
             self._group.tell_failure()

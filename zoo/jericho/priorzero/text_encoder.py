@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lzero_async.errors import ConfigError
+from lzero_async.soundness import is_finite
 from zoo.jericho.priorzero.store import SharedStore, full_name
 
 DEFAULT_ENCODER = "all-MiniLM-L6-v2"
@@ -59,7 +60,8 @@ class TextEncoder:
         self.asked = 0
 
     def __call__(self, observations: Sequence[tuple[str, ...]]) -> np.ndarray:
-        """Vectors of the observations, float32 [observations, parts * width]; every observation has as many parts."""
+        """Vectors of the observations, float32 [observations, parts * width]; every observation has as many parts. One that is
+        not finite is never kept."""
         with self._lock:
             return self._look_up(observations)
 
@@ -67,11 +69,13 @@ class TextEncoder:
         wanted = list(dict.fromkeys(part for parts in observations for part in parts))
         self.asked += sum(map(len, observations))
         unknown = [text for text in wanted if text not in self._vectors]
-        if unknown:
-            self._vectors.update(self._find(unknown))
+        found = self._find(unknown) if unknown else {}
+        self._vectors.update({text: vector for text, vector in found.items() if is_finite(vector)})
         for text in wanted:
-            self._vectors.move_to_end(text)
-        rows = np.stack([np.concatenate([self._vectors[part] for part in parts]) for parts in observations])
+            if text in self._vectors:
+                self._vectors.move_to_end(text)
+        known = found | {text: self._vectors[text] for text in wanted if text in self._vectors}
+        rows = np.stack([np.concatenate([known[part] for part in parts]) for parts in observations])
         while len(self._vectors) > self._cache_size:
             self._vectors.popitem(last=False)
         return rows
@@ -87,9 +91,10 @@ class TextEncoder:
             for text, key in keys.items()
             if len(stored.get(key, b"")) == 4 * self.width
         }
+        vectors = {text: vector for text, vector in vectors.items() if is_finite(vector)}
         self.from_store += len(vectors)
         fresh = self._encoded([text for text in texts if text not in vectors])
-        self._store.put_many({keys[text]: vector.tobytes() for text, vector in fresh.items()})
+        self._store.put_many({keys[text]: vector.tobytes() for text, vector in fresh.items() if is_finite(vector)})
         return vectors | fresh
 
     def _encoded(self, texts: list[str]) -> dict[str, np.ndarray]:

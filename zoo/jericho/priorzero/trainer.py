@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -39,6 +41,7 @@ from zoo.jericho.priorzero.parts import Parts
 from zoo.jericho.priorzero.reanalysis import Reanalysis
 
 KEPT_VERSIONS = 1_000
+TROUBLES = ("bad_episodes", "env_timeouts", "left_out_episodes", "refused_priors", "bad_updates")
 log = logging.getLogger(__name__)
 
 # A resumed run keeps these; all other options may change.
@@ -78,6 +81,8 @@ class PriorZero(Application):
         self.collected_steps = 0
         self._steps_of: dict[int, int] = {}  # environment steps that the last versions of the weights were trained on
         self._streams = [0] * policy.num_collectors  # collects that each worker has begun
+        self.troubles: Counter[str] = Counter(dict.fromkeys(TROUBLES, 0))  # what was left out, by name, of all roles
+        self._counting = threading.Lock()  # roles tell their troubles in threads of their own
         self.best: dict[str, Any] = {"score": None, "version": -1}
         self.history: list[dict[str, Any]] = []  # one row per evaluation
         self._recent: list[float] = []
@@ -228,6 +233,8 @@ class PriorZero(Application):
         self._recent = (self._recent + meta["scores"])[-20:]
         self._losses = done["losses"] or self._losses
         self._stored = done["buffer"]
+        with self._counting:
+            self.troubles.update(bad_updates=done["bad_updates"], bad_episodes=done["refused_episodes"])
         self._rates = {
             "collect": meta["steps"] / max(meta["seconds"], 1e-9),
             "train": done["updates"] / max(done["seconds"], 1e-9),
@@ -371,11 +378,20 @@ class PriorZero(Application):
         self.progress.show(self.line(), now=True)
 
     def _own_scalars(self) -> dict[str, float]:
-        return {f"reuse/{name}": value for name, value in self.reuse().items()}
+        values = {f"reuse/{name}": value for name, value in self.reuse().items()}
+        return values | {f"trouble/{name}": count for name, count in self._troubles().items()}
+
+    def _troubles(self) -> dict[str, int]:
+        with self._counting:
+            return dict(self.troubles)
 
     def _told(self, event: Any) -> None:
-        """A role says how far it is."""
+        """A role says how far it is, or what went wrong."""
         kind, number = event
+        if kind == "trouble":
+            with self._counting:
+                self.troubles[number] += 1
+            return
         if kind == "steps":
             self.collected_steps += number
         self.progress.show(self.line())
@@ -435,7 +451,9 @@ class PriorZero(Application):
         return " | ".join(parts)
 
     def _report_reuse(self, worker: Worker, report: dict[str, Any]) -> None:
-        self._reuse[report["key"], worker.name] = report
+        key = report["key"], worker.name
+        self._reuse.pop(key, None)  # the newest is the last: it tells what the roles of a process share
+        self._reuse[key] = report
 
     def reuse(self) -> dict[str, float]:
         """How much work was saved: hits of the encoder's, the prior's and the valid actions' caches, of all roles."""

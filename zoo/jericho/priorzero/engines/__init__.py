@@ -47,6 +47,8 @@ class Engine(Protocol):
     """What every language-model engine offers. All methods may be called from any thread."""
 
     weights_version: int
+    weights_digest: str
+    """Other weights have another one; see `digest.py`."""
     context_length: int
 
     def count_tokens(self, prompt: Prompt) -> int:

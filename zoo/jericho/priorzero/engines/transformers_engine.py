@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicLayer
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.engines import Prompt, Reduction, ScoreRequest, check_reduction
 from zoo.jericho.priorzero.engines.candidates import PromptTokenizer, TokenTrie
+from zoo.jericho.priorzero.engines.digest import weights_digest
 from zoo.jericho.priorzero.engines.kv_store import KvEntry, KvStore
 from zoo.jericho.priorzero.engines.model_loading import clear_errors, context_limit, load_model, stop_tokens
 from zoo.jericho.priorzero.engines.packed import PackedRow
@@ -62,9 +63,10 @@ class TransformersEngine:
             torch.set_num_threads(threads)
         self.model_name = model or "SmolLM2-135M-Instruct"
         self.weights_version = 0
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = torch.device(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
         self._dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
         folder = model_folder(model)
+        self.weights_digest = weights_digest(folder)
         with clear_errors(f"cannot load the language model {model!r}", "give a model folder or a reachable hub name"):
             self._tokens = PromptTokenizer(AutoTokenizer.from_pretrained(folder))
             self._model: Any = load_model(folder, self._dtype).to(self._device)
@@ -154,10 +156,11 @@ class TransformersEngine:
                 f"the weights in {path!r} do not fit: {name} is {new_shapes.get(name)} instead of {shapes.get(name)}; "
                 "the old weights stay"
             )
+        digest = weights_digest(path)
         with self._lock:
             self._check_open()
             self._model = new.to(self._device)
-            self.weights_version = version
+            self.weights_version, self.weights_digest = version, digest
             self._store.clear()
 
     def health(self) -> dict[str, Any]:

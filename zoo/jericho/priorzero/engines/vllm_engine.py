@@ -11,6 +11,7 @@ import importlib.util
 import json
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -18,9 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from lzero_async.config import backoff as pause_after
+from lzero_async.config import duration, whole_number
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.engines import Message, Prompt, Reduction, ScoreRequest, check_reduction, prompt_key
 from zoo.jericho.priorzero.engines.candidates import PromptTokenizer, TokenTrie
+from zoo.jericho.priorzero.engines.digest import weights_digest
 from zoo.jericho.priorzero.engines.smollm2 import model_folder
 from zoo.jericho.priorzero.engines.vllm_in_process import InProcessTransport
 from zoo.jericho.priorzero.engines.vllm_pool import PoolTransport
@@ -72,8 +76,7 @@ def make_vllm_engine(
     arguments = _engine_options(tensor_parallel_size, gpu_memory_utilization, dtype, max_model_len, enforce_eager)
     arguments |= vllm_arguments or {}
     for name, value in {"request_timeout": request_timeout, "start_timeout": start_timeout}.items():
-        if not value > 0:
-            raise ConfigError(f"{name} is {value}, but must be more than 0 seconds")
+        duration(name, value)
     transport: Transport
     addresses = split_addresses("llm_url", url)
     if addresses:
@@ -107,8 +110,8 @@ class VllmEngine:
     def __init__(
         self, transport: Transport, *, max_restarts: int = 3, backoff: float = 1.0, tokenizer: Any = None
     ) -> None:
-        if max_restarts < 0 or not backoff >= 0:
-            raise ConfigError(f"max_restarts is {max_restarts} and backoff {backoff}, but both must be 0 or more")
+        whole_number("max_restarts", max_restarts, 0)
+        duration("backoff", backoff, zero=True)
         self.weights_version = 0
         self._transport, self._max_restarts, self._backoff = transport, max_restarts, backoff
         self._weights, self._closed, self._lock = "", threading.Event(), threading.RLock()
@@ -117,6 +120,7 @@ class VllmEngine:
         try:
             transport.restart()
             self.model_name = getattr(transport, "model", "")
+            self.weights_digest = weights_digest(self.model_name)
             self.context_length = transport.context_length
             self._tokens = PromptTokenizer(tokenizer or _load_tokenizer(self.model_name))
             self._stop_tokens = _stop_tokens(self._tokens.tokenizer, self.model_name)
@@ -202,6 +206,8 @@ class VllmEngine:
             raise ConfigError(f"the weights version is {version!r}, but must be a whole number, 0 or more")
         if self._transport.owns_engine:
             _check_weights(path)
+        # A folder that only the server sees: nobody can say what is in it, so nothing that was known before counts.
+        digest = weights_digest(path) if Path(path).is_dir() else secrets.token_hex(16)
         with self._lock:
             self._check_open()
             before = self._weights
@@ -217,7 +223,7 @@ class VllmEngine:
             except ConfigError:
                 self._reload(before or self._transport.base_weights)
                 raise
-            self.weights_version = version
+            self.weights_version, self.weights_digest = version, digest
 
     def _reload(self, weights: str) -> None:
         """Have the engine take these weights; an engine that dies over them is brought back with the old ones and asked again."""
@@ -239,7 +245,7 @@ class VllmEngine:
                 continue  # only the question was lost
             if attempt < self._max_restarts:
                 log.warning("the vllm engine failed over new weights: %s", failure)
-                self._recover(self._backoff * 2**attempt)
+                self._recover(pause_after(self._backoff, attempt))
         raise self._gave_up(failure)
 
     def health(self) -> dict[str, Any]:
@@ -280,7 +286,7 @@ class VllmEngine:
         failure = EngineFailure("it did not come back after the last failure")
         for attempt in range(self._max_restarts + 1):
             if attempt or not self._ready:
-                failure = self._recover(self._backoff * 2 ** (attempt - 1) if attempt else 0.0) or failure
+                failure = self._recover(pause_after(self._backoff, attempt - 1) if attempt else 0.0) or failure
                 if not self._ready:
                     continue
             open_ones = [i for i in range(len(questions)) if i not in answers]

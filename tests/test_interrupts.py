@@ -1,0 +1,230 @@
+"""A KeyboardInterrupt at every line of the library's own frames in the calling thread: the account stays right, and the
+coordinator can be used again."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import lzero_async
+from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, EvalContext
+from lzero_async.errors import GateTimeout, Stopped
+from lzero_async.testing import VirtualClock
+from lzero_async.threads import ThreadGroup
+
+LIBRARY = str(Path(lzero_async.__file__).parent)
+TOOLS = str(Path(LIBRARY) / "testing")  # what tests run on is not interrupted
+LIMIT = 1000.0  # virtual seconds: a wait that nobody ends fails as a time-out that says why
+ROUNDS = 2
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the `at`-th line event of the library's own frames in this thread."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.seen, self.where = at, 0, ""
+
+    def __enter__(self) -> Interrupt:
+        self._before = sys.gettrace()
+        sys.settrace(self._enter_frame)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._before)
+
+    def _enter_frame(self, frame: FrameType, event: str, arg: Any) -> Any:
+        name = frame.f_code.co_filename
+        return self._line if name.startswith(LIBRARY) and not name.startswith(TOOLS) else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.seen += 1
+            if self.seen == self.at:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+                raise KeyboardInterrupt
+        return self._line
+
+
+class Ledger:
+    """The user's side: what was collected, and what was trained to the end."""
+
+    def __init__(self, clock: VirtualClock, *, failing: bool = False) -> None:
+        self.clock, self.failing = clock, failing
+        self.collected: list[int] = []
+        self.trained: list[int] = []
+        self.weights = 0
+
+    def collect(self, context: CollectContext) -> str:
+        self.clock.sleep(1.0)
+        self.collected.append(context.ticket)
+        return f"data {context.ticket}"
+
+    def train(self, batch: Batch) -> float:
+        self.clock.sleep(1.5)
+        if self.failing:
+            self.failing = False
+            raise ValueError("once")
+        if not batch.replay:
+            assert batch.data == f"data {batch.id}"
+            self.trained.append(batch.id)
+        self.weights += 1
+        return 0.1
+
+    def evaluate(self, context: EvalContext) -> float:
+        self.clock.sleep(0.5)
+        return float(context.version)
+
+    def get_weights(self) -> int:
+        return self.weights
+
+    def state_dict(self) -> dict[str, int]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.weights = state["weights"]
+
+
+Scene = Callable[[AsyncTrainingCoordinator, Ledger], None]
+
+
+def alone(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    """One thread does everything in turn."""
+    for _ in range(ROUNDS):
+        if not coordinator.collect_train_lag:  # the train of an earlier batch may have been interrupted
+            coordinator.run_collect(ledger.collect, with_context=True, timeout=LIMIT)
+        coordinator.run_train(ledger.train, with_batch=True, timeout=LIMIT)
+        coordinator.run_eval(ledger.evaluate, with_context=True, timeout=LIMIT)
+    coordinator.wait_for_eval(LIMIT)
+
+
+def train_here(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    for _ in range(ROUNDS):
+        coordinator.run_train(ledger.train, with_batch=True, timeout=LIMIT)
+
+
+def collect_here(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    for _ in range(ROUNDS + 1):
+        coordinator.run_collect(ledger.collect, with_context=True, timeout=LIMIT)
+
+
+def run_it(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    coordinator.run(
+        ledger.collect,
+        ledger.train,
+        ledger.evaluate,
+        eval_every=1,
+        max_train=coordinator.train_count + ROUNDS,
+        print_statistics=False,
+    )
+
+
+@contextmanager
+def beside(coordinator: AsyncTrainingCoordinator, ledger: Ledger, role: str) -> Iterator[None]:
+    """Another thread collects, or trains, again and again, until the coordinator is closed."""
+    threads = ThreadGroup(coordinator.clock, "lzero-beside")
+
+    def work() -> None:
+        try:
+            while True:
+                if role == "collector":
+                    coordinator.run_collect(ledger.collect, with_context=True, worker=1)
+                else:
+                    coordinator.run_train(ledger.train, with_batch=True)
+        except Stopped:
+            return
+
+    if role:
+        threads.start(role, work)
+    try:
+        yield
+    finally:
+        coordinator.close()
+        assert threads.join(LIMIT) == []
+        assert threads.failures == []
+
+
+def check(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    shell = coordinator.shell
+    assert not any(lock._is_owned() for lock in shell.locks), "a lock is left locked"
+    with shell.lock:
+        gate = shell.gate
+        assert gate.violations() == []
+        assert set(shell._holders) == set(gate.tickets)
+        assert (gate.running is None) == (shell._turn is None)
+        lined_up = {parked.ticket.id for parked in shell._commits}
+        assert set(shell.data) == {ticket.id for ticket in gate.waiting} | lined_up
+        assert gate.committed == gate.trained + gate.dropped + len(gate.waiting)
+    assert len(set(ledger.trained)) == len(ledger.trained), "a batch was trained twice"
+    assert set(ledger.trained) <= set(ledger.collected)
+
+
+def attempt(at: int, degree: int, scene: Scene, role: str, options: dict[str, Any], failing: bool) -> Interrupt:
+    """One scene, interrupted at one line; then the same scene again, undisturbed."""
+    with VirtualClock() as clock:
+        ledger = Ledger(clock, failing=failing)
+        retries = {"train_retries": 1, "learner": ledger} if failing else {}
+        coordinator = AsyncTrainingCoordinator(
+            degree,
+            get_weights=ledger.get_weights,
+            num_collectors=max(1, min(2, degree)),
+            clock=clock,
+            **options,
+            **retries,
+        )
+        handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        with beside(coordinator, ledger, role):
+            try:
+                with Interrupt(at) as interrupt:
+                    scene(coordinator, ledger)
+                assert interrupt.seen < at, f"the interrupt at {interrupt.where} was swallowed"
+            except KeyboardInterrupt:
+                pass
+            try:
+                assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+                check(coordinator, ledger)
+                trained = len(ledger.trained)
+                scene(coordinator, ledger)
+                if scene is not collect_here:
+                    assert len(ledger.trained) > trained
+                check(coordinator, ledger)
+            except GateTimeout as error:
+                raise AssertionError(f"not usable after an interrupt at {interrupt.where}: {error}") from error
+            except BaseException as error:
+                error.add_note(f"after an interrupt at event {at}, {interrupt.where}")
+                raise
+    return interrupt
+
+
+CASES: list[tuple[str, int, Scene, str, dict[str, Any], bool]] = [
+    *((f"alone, degree {d}", d, alone, "", {}, False) for d in (0, 1, 2)),
+    *((f"alone, degree {d}, evaluations in the background", d, alone, "", {"enable_async_eval": True}, False) for d in (0, 2)),
+    *((f"a train that fails once, degree {d}", d, alone, "", {}, True) for d in (0, 1)),
+    *((f"beside a collector, degree {d}", d, train_here, "collector", {}, False) for d in (1, 2)),
+    *((f"beside a learner, degree {d}", d, collect_here, "learner", {}, False) for d in (0, 1, 2)),
+    ("replays beside a collector", 2, train_here, "collector", {"max_train_ahead": 2}, False),
+    ("a queue that is full", 2, collect_here, "", {"queue_capacity": 1, "staleness_policy": "allow"}, False),
+    ("a queue by priority", 2, collect_here, "learner",
+     {"queue_capacity": 2, "staleness_policy": "drop", "queue_order": "priority", "priority": len}, False),
+    *((f"run, degree {d}", d, run_it, "", {}, False) for d in (0, 1, 2)),
+    *((f"run, degree {d}, evaluations in the background", d, run_it, "", {"enable_async_eval": True}, False) for d in (0, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+def test_an_interrupt_at_any_line_leaves_a_coordinator_that_can_be_used(
+    case: tuple[str, int, Scene, str, dict[str, Any], bool], record_property: Callable[[str, object], None]
+) -> None:
+    name, degree, scene, role, options, failing = case
+    at = 1
+    while attempt(at, degree, scene, role, options, failing).seen >= at:
+        at += 1
+    record_property("events", at - 1)
+    print(f"{name}: {at - 1} line events, 0 broken accounts")
+    assert at > 50

@@ -1,0 +1,74 @@
+"""Calls of workers whose environments may hang: one that hangs is replaced, and when the run stops, nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from lzero_async.backends import Worker
+from lzero_async.calls import interrupted, listen, stopped
+from lzero_async.errors import WorkerDied, WorkerStuck
+from lzero_async.types import StopSignal
+from zoo.episode_ppo.playing import timed_out
+
+GRACE = 1.0  # seconds that calls have to end after a stop
+
+
+@contextmanager
+def ended_soon(
+    workers: Sequence[Worker], stop: StopSignal, counts: Callable[[StopSignal], bool] = lambda stop: True
+) -> Iterator[None]:
+    """While this lasts, a stop (one that `counts`) ends these workers a moment later, so that their calls raise WorkerDied."""
+    over = threading.Event()
+
+    def end() -> None:
+        if not over.wait(GRACE):
+            for worker in workers:
+                worker.kill()
+
+    with ThreadPoolExecutor(1) as threads:  # a thread of it is started only when there is a stop
+        unlisten = listen(stop, lambda reason: threads.submit(end) if counts(stop) else None)  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            over.set()
+            unlisten()
+
+
+class PatientEvaluator:
+    """The evaluator, of which an evaluation is asked for again when one of its environments hung in it: then that episode has
+    another seed, or, after all its tries, is left out. `on_hung(words)` is told each time. Apart from that, the worker."""
+
+    def __init__(self, worker: Worker, on_hung: Callable[[str], None]) -> None:
+        self._worker, self._on_hung, self._told = worker, on_hung, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def stuck(self, words: str) -> None:
+        """It says, from a process that it shares with others, that an environment hangs: it is ended from here."""
+        self._told = words
+        self._worker.kill()
+
+    def call(self, method: str, *arguments: Any, stop: StopSignal | None = None) -> Any:
+        """As that of the worker; `evaluate` gets how often each episode has hung as its last argument."""
+        if method != "evaluate" or stop is None:
+            return self._worker.call(method, *arguments, stop=stop)
+        hung: dict[int, int] = {}
+        while True:
+            try:
+                with ended_soon([self._worker], stop, interrupted):
+                    return self._worker.call(method, *arguments, hung, stop=stop)
+            except WorkerDied as error:
+                if interrupted(stop):
+                    raise stopped(stop) from error
+                words, self._told = (str(error) if isinstance(error, WorkerStuck) else self._told), ""
+                if (failure := timed_out(words)) is None:
+                    raise
+            hung[failure.number] = hung.get(failure.number, 0) + 1
+            self._worker.restart()
+            self._worker.wait_until_ready(stop)
+            self._on_hung(words)
