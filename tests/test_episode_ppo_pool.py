@@ -154,17 +154,29 @@ def test_an_episode_that_fails_with_every_seed_is_missing_in_its_round_and_the_r
 
 
 def test_a_killed_worker_costs_no_episode() -> None:
+    """The first worker is killed with its second order in hand; until then the second one plays nothing."""
     trained: list[Any] = []
-    killed: list[int] = []
+    killed = threading.Event()
 
-    def kill(pool: EpisodePool, workers: list[Any], trains: int) -> None:
-        if trains == 2:
-            killed.append(workers[0].pid)
-            os.kill(workers[0].pid, signal.SIGKILL)
+    class Watched:
+        def __init__(self, worker: Any, place: int) -> None:
+            self._worker, self._place, self.orders = worker, place, 0
 
-    result, _ = run("process", [3, 3], trained, hook=kill)
-    assert len(killed) == 1
-    assert result.statistics["restarts"] >= 1
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._worker, name)
+
+        def call(self, *arguments: Any, **more: Any) -> Any:
+            self.orders += bool(arguments[1])
+            if self._place == 1:
+                assert killed.wait(60)
+            elif self.orders == 2 and not killed.is_set():
+                os.kill(self._worker.pid, signal.SIGKILL)
+                killed.set()
+            return self._worker.call(*arguments, **more)
+
+    result, pool = run("process", [3, 3], trained, wrap=lambda place, worker: Watched(worker, place))
+    assert killed.is_set() and pool.workers[0].restarts == 1
+    assert result.statistics["restarts"] == 1
     assert sorted(e.number for _, episodes in trained for e in episodes) == list(range(60))
 
 

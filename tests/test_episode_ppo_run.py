@@ -162,8 +162,8 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
         trained(trainer)
         if trainer.coordinator.train_count == updates:
             os.kill(os.getpid(), signal.SIGINT)
-            while not trainer.coordinator.shell.is_set():  # the signal is looked at by another thread
-                trainer.coordinator.shell.wait(0.002)
+            while not trainer.coordinator.shell.wait(1.0):  # another thread looks at the signal
+                pass
 
     monkeypatch.setattr(Trainer, "_trained", interrupt)
 
