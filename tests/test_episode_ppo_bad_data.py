@@ -191,6 +191,21 @@ def test_an_evaluation_in_which_an_environment_hangs_goes_on_without_it(tmp_path
         trainer.close()
 
 
+def test_a_try_of_an_evaluation_counts_though_the_next_one_hangs(tmp_path: Path) -> None:
+    first = 2 * 3  # the evaluation of version 2
+    bad, *others = [env_seed(SEED_OFFSET, first + place) for place in range(3)]
+    assert length_of(bad) not in map(length_of, others)
+    settings = {"bad": {str(length_of(bad)): "nan"}, "hangs": [env_seed(SEED_OFFSET, first, 1)]}
+    trainer = make(
+        tmp_path / "run", "sync", backend="process", env_args=settings, step_timeout=LIMIT, total_episodes=2 * COUNT
+    )  # fmt: skip
+    try:
+        assert trainer.run().reason == "max_train"
+        assert trainer.eval_failures == {"failed": 3, "bad_data": 1, "env_timeouts": 2, "left_out": 1}
+    finally:
+        trainer.close()
+
+
 @pytest.mark.parametrize("collector", COLLECTORS)
 def test_a_run_ends_when_it_is_asked_to_though_its_environments_hang(collector: str, tmp_path: Path) -> None:
     folder, seen = tmp_path / "run", tmp_path / "seen"

@@ -75,7 +75,7 @@ class Table:
             self.backend.start(
                 f"envs {place}",
                 partial(make_role, kind, envs, place, settings, step_timeout=step_timeout),
-                on_event=lambda words, place=place: self.pool.stuck(place, words),
+                on_event=lambda what, place=place: self.pool.told(place, what),
             )
             for place, envs in enumerate(shares)
         ]
@@ -471,7 +471,7 @@ def test_an_environment_of_the_older_gym_is_refused_at_its_first_step(
 def test_what_is_remembered_of_failures_is_bounded() -> None:
     pool = EpisodePool([object()], [1])  # type: ignore[list-item]
     for number in range(10_000):
-        pool._again(None, 0, None, Failure(number, f"error {number}", cause=f"E at line {number}"))
+        pool.told(0, Failure(number, f"error {number}", cause=f"E at line {number}"))
     assert len(pool._causes) <= MOST_CAUSES + 1
     assert pool.statistics().failed == 10_000 == sum(pool._causes.values())
 

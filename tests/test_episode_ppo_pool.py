@@ -66,7 +66,12 @@ def run(kind: str, shares: list[int], trained: list[Any], *, trains: int = 6, co
     wrap, settings = more.pop("wrap", lambda place, worker: worker), more
     backend = make_backend(kind)
     workers = [
-        backend.start(f"envs {place}", partial(players, place, envs, settings)) for place, envs in enumerate(shares)
+        backend.start(
+            f"envs {place}",
+            partial(players, place, envs, settings),
+            on_event=lambda what, place=place: pool.told(place, what),
+        )
+        for place, envs in enumerate(shares)
     ]
     pool = EpisodePool([wrap(place, worker) for place, worker in enumerate(workers)], shares)
 

@@ -38,6 +38,7 @@ class EvaluatorRole:
         step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         thinking = threading.Lock()
+        self._emit = emit
         self._watch = watch = StepWatch(step_timeout, on_overdue=emit)
         self._players = [
             Player(make_env, 0, SEED_OFFSET + seed, max_steps, greedy=True, thinking=thinking, watch=watch)
@@ -110,7 +111,9 @@ class EvaluatorRole:
         except (Stopped, ConfigError):  # no other seed helps
             raise
         except Exception as error:
-            return player.fail(slot, error)
+            failure = player.fail(slot, error)
+            self._emit(failure)  # at once: if the next try hangs, this evaluation returns nothing
+            return failure
 
     def _play(self, player: Player, slot: Slot, policy: NumpyPolicy, stop: StopSignal | None) -> tuple[float, int]:
         player.begin(slot, policy)

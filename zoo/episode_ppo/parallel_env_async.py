@@ -51,7 +51,8 @@ class Policies:
 
 class AsyncEnvs:
     """`num_envs` environments of one worker that play episodes as they are asked to. A call of one that takes longer than
-    `step_timeout` seconds ends the worker's process, or, where it has none of its own, is told with `emit`."""
+    `step_timeout` seconds ends the worker's process, or, where it has none of its own, is told with `emit`. Failures are told
+    with `emit` at once and returned as well: an environment that hangs a moment later may end the worker before it returns."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class AsyncEnvs:
         self._open = 0  # episodes taken on that have not been returned
         self._waits: bool | None = None  # whether environments wait; None until the first steps have told
         look, thinking = Look(self._decided), threading.Lock()
+        self._emit = emit
         self._watch = watch = StepWatch(step_timeout, on_overdue=emit)
         self._players = [
             Player(make_env, worker, seed, max_steps, thinking=thinking, look=None if place else look, watch=watch)
@@ -145,6 +147,7 @@ class AsyncEnvs:
                 found: Episode | Failure = player.play(slot, self._policies[slot.version])
             except BaseException as error:  # whatever it is, somebody waits for this episode
                 found = player.fail(slot, error)
+                self._emit(found)
             self._ended.put((slot, found))
 
     def close(self) -> None:

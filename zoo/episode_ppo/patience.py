@@ -12,7 +12,7 @@ from lzero_async.backends import Worker
 from lzero_async.calls import interrupted, listen, stopped
 from lzero_async.errors import WorkerDied, WorkerStuck
 from lzero_async.types import StopSignal
-from zoo.episode_ppo.playing import timed_out
+from zoo.episode_ppo.playing import Failure, timed_out
 
 GRACE = 1.0  # seconds that calls have to end after a stop
 
@@ -40,18 +40,23 @@ def ended_soon(
 
 class PatientEvaluator:
     """The evaluator, of which an evaluation is asked for again when one of its environments hung in it: then that episode has
-    another seed, or, after all its tries, is left out. `on_hung(words)` is told each time. Apart from that, the worker."""
+    another seed, or, after all its tries, is left out. `on_failure(failure)` is told of every try that failed, in
+    any thread; `on_restart()` each time that the evaluator was made anew. Apart from that, the worker."""
 
-    def __init__(self, worker: Worker, on_hung: Callable[[str], None]) -> None:
-        self._worker, self._on_hung, self._told = worker, on_hung, ""
+    def __init__(self, worker: Worker, on_failure: Callable[[Failure], None], on_restart: Callable[[], None]) -> None:
+        self._worker, self._on_failure, self._on_restart, self._told = worker, on_failure, on_restart, ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
 
-    def stuck(self, words: str) -> None:
-        """It says, from a process that it shares with others, that an environment hangs: it is ended from here."""
-        self._told = words
-        self._worker.kill()
+    def told(self, what: Failure | str) -> None:
+        """What it tells at once: that a try failed; or, from a process that it shares with others, that an environment hangs:
+        then it is ended from here."""
+        if isinstance(what, Failure):
+            self._on_failure(what)
+        else:
+            self._told = what
+            self._worker.kill()
 
     def call(self, method: str, *arguments: Any, stop: StopSignal | None = None) -> Any:
         """As that of the worker; `evaluate` gets how often each episode has hung as its last argument."""
@@ -69,6 +74,7 @@ class PatientEvaluator:
                 if (failure := timed_out(words)) is None:
                     raise
             hung[failure.number] = hung.get(failure.number, 0) + 1
+            self._on_failure(failure)
             self._worker.restart()
             self._worker.wait_until_ready(stop)
-            self._on_hung(words)
+            self._on_restart()

@@ -171,7 +171,7 @@ class EpisodePool(Pool):
             self._look_at_pace(place, parcel.meta)
             for failure in failures:
                 slot = self._playing[place].pop(failure.number, None)
-                again = self._again(wanted, place, slot, failure)
+                again = self._again(wanted, slot, failure)
                 self._pending.extendleft([] if again is None else [again])
                 changed |= again is None
             self._changed.notify_all()
@@ -181,7 +181,7 @@ class EpisodePool(Pool):
         """A worker died: its episodes are played again, from the start, by whoever is free."""
         self.workers[place].restart()
         with self._changed:
-            lost = self._lost(place, self._playing[place], self._fallen.pop(place))
+            lost = self._lost(self._playing[place], self._fallen.pop(place))
             self._playing[place].clear()
             self._known[place].clear()
             self._pending.extendleft(reversed(lost))

@@ -129,13 +129,26 @@ class Pool(ABC):
         wanted.missing -= len(meta["numbers"])
         return True
 
-    def _again(self, wanted: Round | None, worker: int, slot: Slot | None, failure: Failure) -> Slot | None:
-        """Under the lock: an environment failed in an episode. What is to be played in its place: the same episode with another
-        seed; or None, because it is left out, or nobody wants it any more."""
-        self._failed += 1
-        self._bad_data += failure.sort == BAD_DATA
-        self._env_timeouts += failure.sort == TIMEOUT
-        self._log(worker, failure)
+    def told(self, place: int, what: Failure | str) -> None:
+        """What a worker tells at once: that an episode failed, which counts even if the worker ends before it returns it; or,
+        from a process that it shares with others, that an environment hangs: then the worker is ended from here."""
+        if isinstance(what, Failure):
+            self._note(place, what)
+        else:
+            self._told[place] = what
+            self.workers[place].kill()
+
+    def _note(self, place: int, failure: Failure) -> None:
+        """Count a try that failed."""
+        with self._changed:
+            self._failed += 1
+            self._bad_data += failure.sort == BAD_DATA
+            self._env_timeouts += failure.sort == TIMEOUT
+            self._log(place, failure)
+
+    def _again(self, wanted: Round | None, slot: Slot | None, failure: Failure) -> Slot | None:
+        """Under the lock: an environment failed in an episode, which is counted. What is to be played in its place: the same
+        episode with another seed; or None, because it is left out, or nobody wants it any more."""
         if wanted is None or slot is None or wanted.error is not None:
             return None
         if (hopeless := self._hopeless(wanted, failure)) is not None:
@@ -177,14 +190,14 @@ class Pool(ABC):
             "correct the environment. The traceback is in run.log."
         )
 
-    def _lost(self, place: int, playing: Mapping[int, Slot], failure: Failure | None) -> list[Slot]:
+    def _lost(self, playing: Mapping[int, Slot], failure: Failure | None) -> list[Slot]:
         """Under the lock: a worker ended under these episodes; which are to be played again. `failure` is that of the one in
         which an environment hung; without it nobody knows whose fault it was, and one that was there twice gets another seed."""
         again = []
         for slot in playing.values():
             wanted = self._rounds.get(slot.round)
             if failure is not None and slot.number == failure.number:
-                again.append(self._again(wanted, place, slot, failure))
+                again.append(self._again(wanted, slot, failure))
             elif wanted is not None:
                 self._replayed += 1
                 suspect = failure is None and slot.number in wanted.lost
@@ -192,15 +205,13 @@ class Pool(ABC):
                 wanted.lost.update([slot.number] if failure is None else [])
         return [slot for slot in again if slot is not None]
 
-    def stuck(self, place: int, words: str) -> None:
-        """A worker that shares its process with others says that an environment hangs: it is ended from here."""
-        self._told[place] = words
-        self.workers[place].kill()
-
     def _hung(self, place: int, error: WorkerDied) -> Failure | None:
-        """The episode that a worker ended for, if it was an environment that hung."""
+        """The episode that a worker ended for, if it was an environment that hung; it is counted."""
         words = self._told.pop(place, "")
-        return timed_out(str(error) if isinstance(error, WorkerStuck) else words)
+        failure = timed_out(str(error) if isinstance(error, WorkerStuck) else words)
+        if failure is not None:
+            self._note(place, failure)
+        return failure
 
     def _tell(self, wanted: Round | None, changed: bool) -> None:
         """Outside of the lock: more episodes of the round are back, or left out."""

@@ -48,6 +48,7 @@ class StepEnvs:
         step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         look, thinking = Look(self._decided), threading.Lock()
+        self._emit = emit
         self._watch = watch = StepWatch(step_timeout, on_overdue=emit)
         self._players = [
             Player(make_env, worker, seed, max_steps, thinking=thinking, look=look, watch=watch)
@@ -123,7 +124,9 @@ class StepEnvs:
                 self._begun[place] = True
             return player.step()
         except Exception as error:
-            return player.fail(slot, error)
+            failure = player.fail(slot, error)
+            self._emit(failure)
+            return failure
 
     def close(self) -> None:
         """End the environments."""
@@ -206,7 +209,7 @@ class BarrierPool(Pool):
         """A worker ended because an environment hung: it is made anew; those of its episodes that are to be played again."""
         self.workers[place].restart()
         with self._changed:
-            again = self._lost(place, playing, hung)
+            again = self._lost(playing, hung)
         playing.clear()
         return again
 
@@ -218,7 +221,7 @@ class BarrierPool(Pool):
             for ended in parcel.meta["numbers"]:
                 del playing[ended]
             changed = self._count(place, wanted, parcel)
-            again = [self._again(wanted, place, playing.pop(failure.number), failure) for failure in failures]
+            again = [self._again(wanted, playing.pop(failure.number), failure) for failure in failures]
         self._tell(wanted, changed or None in again)
         return [slot for slot in again if slot is not None]
 

@@ -6,6 +6,7 @@ This process only coordinates; weights and episodes pass through it as parcels t
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,6 +26,7 @@ from zoo.episode_ppo import roles
 from zoo.episode_ppo.factories import Spaces
 from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
 from zoo.episode_ppo.patience import PatientEvaluator
+from zoo.episode_ppo.playing import BAD_DATA, TIMEOUT, Failure
 from zoo.episode_ppo.pool import EpisodePool
 from zoo.episode_ppo.rounds import Pool, Round
 from zoo.episode_ppo.saving import check_same_run
@@ -55,6 +57,7 @@ class Trainer(ScoredApplication):
         super().__init__(options, folder, backend, records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.eval_failures = dict.fromkeys(EVAL_FAILURES, 0)  # those of PoolStatistics, in evaluations
+        self._eval_counting = threading.Lock()
         self.spaces = spaces
         self._learner_seconds = 0.0
         self._episodes_before = self._steps_before = 0
@@ -70,7 +73,7 @@ class Trainer(ScoredApplication):
             self._start(
                 f"envs {place}",
                 partial(roles.make_workers_envs, options, envs, place),
-                on_event=lambda words, place=place: self.pool.stuck(place, words),
+                on_event=lambda what, place=place: self.pool.told(place, what),
             )
             for place, envs in enumerate(shares)
         ]
@@ -104,7 +107,9 @@ class Trainer(ScoredApplication):
 
     def _start_evaluator(self, factory: Callable[..., Any]) -> Worker:
         evaluator = PatientEvaluator(
-            self._start("evaluator", factory, on_event=lambda words: evaluator.stuck(words)), self._eval_hung
+            self._start("evaluator", factory, on_event=lambda what: evaluator.told(what)),
+            self._eval_failed,
+            self._locate,
         )
         return cast(Worker, evaluator)
 
@@ -178,16 +183,18 @@ class Trainer(ScoredApplication):
 
     def _evaluate(self, version: int, weights: Any, stop: StopSignal) -> dict[str, Any]:
         row = super()._evaluate(version, weights, stop)
-        for name in ("failed", "bad_data", "left_out"):
-            self.eval_failures[name] += row[name]
+        with self._eval_counting:
+            self.eval_failures["left_out"] += row["left_out"]
         return row
 
-    def _eval_hung(self, words: str) -> None:
-        """An environment hung in an evaluation, and the evaluator was made anew."""
-        self.eval_failures["failed"] += 1
-        self.eval_failures["env_timeouts"] += 1
-        log.warning("the evaluator was made anew: %s", words)
-        self._locate()
+    def _eval_failed(self, failure: Failure) -> None:
+        """A try to play an episode of an evaluation failed."""
+        with self._eval_counting:
+            self.eval_failures["failed"] += 1
+            self.eval_failures["bad_data"] += failure.sort == BAD_DATA
+            self.eval_failures["env_timeouts"] += failure.sort == TIMEOUT
+        if failure.sort == TIMEOUT:
+            log.warning("the evaluator is made anew: %s", failure.error)
 
     def _now(self) -> dict[str, int]:
         now = {f"trained_{name}": self.counters[name] for name in ("episodes", "steps")}
