@@ -40,6 +40,7 @@ def _no_thread_is_left() -> Iterator[None]:
     yield
     left = [t for t in threading.enumerate() if t not in before and t.name.startswith("lzero")]
     for thread in left:
+        thread._started.wait(2.0)  # type: ignore[attr-defined]  # an interrupt may have left it before its first line
         thread.join(2.0)  # one that is at its last line has ended
     alive = [t.name for t in left if t.is_alive()]
     assert not alive, f"threads left behind: {alive}"

@@ -562,6 +562,7 @@ def run():
         progress.clear()
     return 0
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.exit(exit_code(run))
 """
 INTERRUPTED = "os.kill(os.getpid(), signal.SIGINT); told.wait(); signal.raise_signal(signal.SIGINT)"

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -637,11 +638,63 @@ def test_signals_end_the_run_in_order_and_statistics_are_printed(degree: int, nu
     assert f"{signal.Signals(number).name}: ending in order" in err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("degree", [0, 2])
+def test_a_signal_that_the_main_thread_does_not_notice_ends_the_run(degree: int, number: int) -> None:
+    """One that comes just before that thread blocks on a lock; here it is another thread's from the start."""
+    seen: list[bool] = []
+
+    def collect(context: CollectContext) -> None:
+        elsewhere = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), number))
+        elsewhere.start()
+        seen.append(context.stop.wait(30.0))
+
+    with AsyncTrainingCoordinator(degree) as coordinator:
+        result = coordinator.run(collect, lambda b: None, max_train=1, print_statistics=False)
+    assert (seen[0], result.reason) == (True, signal.Signals(number).name)
+
+
+def test_a_signal_of_a_forked_process_does_not_end_the_run() -> None:
+    def collect(context: CollectContext) -> None:
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(3))
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+    with AsyncTrainingCoordinator(0) as coordinator:
+        result = coordinator.run(collect, lambda b: None, max_train=2, print_statistics=False)
+    assert result.reason == "max_train"
+
+
+def test_signals_reach_an_event_loop_of_the_main_thread_too() -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno())
+        try:
+            with AsyncTrainingCoordinator(0) as coordinator:
+                result = coordinator.run(
+                    lambda context: (signal.raise_signal(signal.SIGTERM), context.stop.wait(30.0)),
+                    lambda b: None, max_train=1, print_statistics=False,
+                )  # fmt: skip
+            assert signal.set_wakeup_fd(-1) == writer.fileno()
+        finally:
+            signal.set_wakeup_fd(before)
+        assert result.reason == "SIGTERM"
+        assert reader.recv(1) == bytes([signal.SIGTERM])
+
+
 def test_signal_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with AsyncTrainingCoordinator(1) as coordinator:
-        coordinator.run(lambda c: None, lambda b: None, max_train=2)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with AsyncTrainingCoordinator(1) as coordinator:
+            coordinator.run(lambda c: None, lambda b: None, max_train=2, print_statistics=False)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert len(os.listdir("/proc/self/fd")) < files + 10  # the last ones may be about to be closed
 
 
 def test_waiting_threads_use_no_timers() -> None:

@@ -401,6 +401,8 @@ def test_ctrl_c_saves_a_checkpoint_and_the_run_goes_on_from_it(
         trained(agent)
         if agent.coordinator.train_count == 3:
             os.kill(os.getpid(), signal.SIGINT)
+            while not agent.coordinator.shell.wait(1.0):  # another thread looks at the signal
+                pass
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_trained", interrupt)

@@ -58,8 +58,7 @@ class EpisodePool(Pool):
             unlisten()
             with self._changed:
                 self._close(wanted)
-                if wanted.missing or wanted.error is not None:  # nobody is to begin the rest
-                    self._pending = deque(slot for slot in self._pending if slot.round != wanted.number)
+                self._forget(wanted)
         if wanted.error is not None:
             raise wanted.error
         if wanted.missing:
@@ -75,6 +74,11 @@ class EpisodePool(Pool):
         for call in idle:  # its worker waits for an episode to end, with environments that could begin one
             call.set("there are more episodes to play")
         return wanted
+
+    def _forget(self, wanted: Round) -> None:
+        """Under the lock: nobody is to begin what is left of a round."""
+        if wanted.missing or wanted.error is not None:
+            self._pending = deque(slot for slot in self._pending if slot.round != wanted.number)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -174,6 +178,8 @@ class EpisodePool(Pool):
                 again = self._again(wanted, slot, failure)
                 self._pending.extendleft([] if again is None else [again])
                 changed |= again is None
+            if wanted is not None and wanted.error is not None:
+                self._forget(wanted)
             self._changed.notify_all()
         self._tell(wanted, changed)
 
