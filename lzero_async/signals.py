@@ -82,11 +82,14 @@ class OrderlyStop:
         finally:
             self._stop(name)
 
-    def forked(self) -> None:
-        """In a forked process: its signals are its own, and not to end the run."""
-        if self._pipe != -1 and self._foreign == -1:
-            signal.set_wakeup_fd(-1)
-
 
 _installed: list[OrderlyStop] = []
-os.register_at_fork(after_in_child=lambda: [stop.forked() for stop in _installed])
+
+
+def _forked() -> None:
+    """In a forked process: its signals are its own, and not to end the run."""
+    if any(stop._pipe != -1 and stop._foreign == -1 for stop in _installed):
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_forked)
