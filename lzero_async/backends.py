@@ -86,7 +86,8 @@ class Worker(Protocol):
         next call."""
 
     def close(self, timeout: float = 5.0) -> None:
-        """Let the role's `close` run if it has one, then end it; after `timeout` seconds at once."""
+        """Let the role's `close` run if it has one, then end it; after `timeout` seconds at once. A role that is still being
+        made, in a process of its own, is ended at once."""
 
 
 class Backend(Protocol):

@@ -205,11 +205,16 @@ class LivingWorker(Generic[L]):
             self._life = self._begin()
 
     def begin_close(self, *, for_good: bool = False) -> None:
-        """Ask the role to close, without waiting for it; `for_good` refuses restarts after that."""
+        """Ask the role to close, without waiting for it; `for_good` refuses restarts after that. One that is still being made
+        has nothing to close, and is ended at once."""
         if for_good:
             with self._changing:
                 self._closed_for_good = True
-        self._life.begin_close()
+        life = self._life
+        if life.started.is_set():
+            life.begin_close()
+        else:
+            life.end("is closed")
 
     def close(self, timeout: float = 5.0) -> None:
         deadline = time.monotonic() + duration("timeout", timeout, zero=True)

@@ -163,6 +163,24 @@ def test_a_stop_ends_a_step_that_hangs(roles: list[Any], timeout: float, monkeyp
 _sleep = time.sleep
 
 
+def test_a_stop_waits_for_one_environment_that_hangs_and_not_for_one_after_the_other(
+    roles: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "HURRY", 0.1)
+    role = wrong_collector(roles, [], "hang", envs=8)
+    stop, hangs = CallStop(), []
+
+    def hang(seconds: float) -> None:
+        hangs.append(seconds)
+        stop.set("SIGTERM")
+        _sleep(seconds)
+
+    monkeypatch.setattr(mbpo_poisoned.time, "sleep", hang)
+    with pytest.raises(Stopped):
+        role.collect(CollectOrder(0, 0, 30, random=True), None, stop)
+    assert len(hangs) == 1
+
+
 # -- tensors --------------------------------------------------------------------------------------------------------------
 
 

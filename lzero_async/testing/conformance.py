@@ -39,6 +39,8 @@ EXEMPT: Final[dict[tuple[str, str], str]] = {
     ("a_timeout_holds_while_the_role_is_made", "inline"): "nobody is there to watch the calling thread",
     ("a_stop_holds_while_the_role_is_made", "inline"): "a role of this process is made by its first call",
     ("a_stop_holds_while_the_role_is_made", "thread"): "a role of this process is made by its first call",
+    ("close_does_not_wait_for_a_role_that_is_being_made", "inline"): "a role of this process is made by its first call",
+    ("close_does_not_wait_for_a_role_that_is_being_made", "thread"): "a role of this process is made by its first call",
     ("an_event_that_is_not_taken_in_disables_nothing", "inline"): "it is taken in by the calling thread",
     ("a_remote_traceback_is_the_cause", "inline"): "the exception itself is raised, with its own traceback",
     ("a_remote_traceback_is_the_cause", "thread"): "the exception itself is raised, with its own traceback",
@@ -760,6 +762,21 @@ def close_does_not_wait_for_deaf_calls(backend: Backend) -> None:
         took = time.monotonic() - start
         assert took < 1.7, f"{took:.2f} s"
         assert all(isinstance(result.exception(PATIENCE), WorkerDied) for result in results)
+
+
+@_check
+def close_does_not_wait_for_a_role_that_is_being_made(backend: Backend) -> None:
+    """It has nothing to close, and it may take minutes to be made."""
+    with _gate() as (gate, release), _Others() as others:
+        worker, events = _started(backend, Gated, gate=gate)
+        assert events.get(timeout=PATIENCE) == "making"
+        try:
+            call = others.start(lambda: worker.call("answer"))
+            others.start(partial(backend.close, PATIENCE)).result(PATIENCE / 2)
+            assert not worker.alive
+            assert isinstance(call.exception(PATIENCE), WorkerDied)
+        finally:
+            release()
 
 
 # -- parcels ---------------------------------------------------------------------------------------------------------------

@@ -107,6 +107,8 @@ class GymEnvs:
                 next_obs[row] = self._flat(obs, row)
                 reward[row] = _number(gain, self._place, row)
             except Exception as error:  # of any library
+                if self.guard.is_given_up(error):
+                    raise  # nobody waits for the next environment, which may hang as well
                 failures[row] = error
         if not (np.isfinite(next_obs).all() and np.isfinite(reward).all()):
             self._find_unsound(next_obs, reward, failures)

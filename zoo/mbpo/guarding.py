@@ -45,10 +45,14 @@ class Guard:
         """A context for one call."""
         return _NOTHING if self._watch is None else self._watch.running(f"{self._name}, {what}")
 
+    def is_given_up(self, error: Exception) -> bool:
+        """Whether it says that a call was interrupted because the run stops."""
+        return isinstance(error, StepOverdue) and self.given_up()
+
     def failed(self, env: str, place: str, error: Exception) -> None:
         """An episode failed: count and tell it. Raises ConfigError for what can never succeed, and `error` itself when the
         run stops."""
-        if isinstance(error, ConfigError) or (isinstance(error, StepOverdue) and self.given_up()):
+        if isinstance(error, ConfigError) or self.is_given_up(error):
             raise error
         kind, text = _described(error, place)
         if not self.works:
