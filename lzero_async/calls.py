@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from lzero_async.errors import GateTimeout, RemoteError, Stopped
+from lzero_async.refusals import tell_refusal
 from lzero_async.types import StopSignal
 
 
@@ -232,4 +233,5 @@ def unpack_error(packed: PackedError, worker: str, stop: Any) -> Exception:
     if packed.stopped and isinstance(error, Stopped):
         error.origin = stop
     error.__cause__ = RemoteTraceback(packed.traceback)
+    tell_refusal(error)
     return error

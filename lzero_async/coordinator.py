@@ -29,6 +29,7 @@ from lzero_async.config import (
 from lzero_async.errors import ConfigError, CoordinatorClosed, GateTimeout, LzeroAsyncError, Stopped
 from lzero_async.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
 from lzero_async.gate import Gate, Policy
+from lzero_async.refusals import DESCRIPTOR, THREAD, hear_refusals, ignore_refusals
 from lzero_async.resume import STATE_FORMAT, read_state
 from lzero_async.shell import GateShell, Holder
 from lzero_async.stages import (
@@ -55,6 +56,10 @@ ON_FAILURE: Final = ("raise", "restart")
 LEFT_BEHIND_PATIENCE: Final = 0.5
 log = logging.getLogger("lzero_async")
 _KEPT_CHANGES: Final = 1000
+_REFUSED: Final = {  # what is counted, and what the trace says
+    THREAD: ("refused_threads", "thread refused"),
+    DESCRIPTOR: ("missing_descriptors", "no descriptor left"),
+}
 
 
 class AsyncTrainingCoordinator:
@@ -172,6 +177,7 @@ class AsyncTrainingCoordinator:
             self.shell.locks.append(self._trace.lock)
         if get_weights is not None:
             self.weights.publish(get_weights(), 0)
+        hear_refusals(self)
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
@@ -260,6 +266,14 @@ class AsyncTrainingCoordinator:
         """Count the restart of a role that the loop does not restart itself."""
         with self.shell.lock:
             self.shell.recorder.sums["restarts"] += 1
+
+    def refused(self, kind: str) -> None:
+        """Count and trace that the system refused this process a thread or an open file; see `tell_refusal`."""
+        name, said = _REFUSED[kind]
+        with self.shell.lock:
+            self.shell.recorder.sums[name] += 1
+        if self._trace is not None:
+            self._trace.instant(LEARNER, said, self.clock.now())
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
@@ -441,6 +455,7 @@ class AsyncTrainingCoordinator:
         deadline = self.clock.now() + timeout
         left = self.evaluator.close(timeout)
         left += self.threads.join(max(0.0, deadline - self.clock.now()))
+        ignore_refusals(self)
         if self._trace is not None:
             self._trace.close()
         if left:

@@ -9,6 +9,7 @@ LzeroAsyncError
 │   ├── WorkerDied                     its process ended, hung or was closed under this call
 │   │   └── WorkerStuck                it ended itself, because what it watched took too long
 │   └── RemoteError                    its role raised what cannot be brought here; the text of that
+├── SystemRefused                      the system has no thread or no open file left
 ├── BadData                            data that must not be trained
 ├── StepOverdue                        a watched call took too long and was interrupted
 ├── QueueClosed                        a queue was closed under this call
@@ -68,6 +69,12 @@ class WorkerStuck(WorkerDied):
 
 class RemoteError(WorkerError):
     """A role raised an exception that cannot be brought to the caller; says what it was."""
+
+
+class SystemRefused(LzeroAsyncError):
+    """The system has no more of what was wanted; says what to do. `kind` is "thread" or "descriptor" (an open file)."""
+
+    kind: str = ""
 
 
 class BadData(LzeroAsyncError):

@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple, Protocol
 
 from lzero_async.errors import GateTimeout, Stopped
+from lzero_async.refusals import tell_refusal
 from lzero_async.shell import GateShell, MakeWaiter
 from lzero_async.threads import LoopRunner, ThreadGroup
 from lzero_async.trace import EVALUATOR, TraceWriter
@@ -248,6 +249,7 @@ class BackgroundEvaluator:
                 else:
                     value = runner.run(value)
         except BaseException as error:
+            tell_refusal(error)
             return None, error
         finally:
             self._on_loop = self._future = None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_ROLES: Final = 12  # rows; more collectors than that tell no more one by one
 MOST_WARNINGS: Final = 3
+RARE: Final = ("train_failures", "refused_threads", "missing_descriptors")
 TROUBLE: Final = ("bad_episodes", "env_timeouts", "bad_batches", "bad_updates")  # of an application's own parts
 WIDEST: Final = 110
 TIME: Final = "seconds"  # the count that the title has
@@ -146,7 +147,7 @@ def _scores(view: View) -> Text:
 
 def _troubles(view: View) -> Line:
     text, any_of_them = Text(), False
-    for name in ("dropped", "failed", "restarts", "abandoned", "retired", *TROUBLE, "degree_changes"):
+    for name in ("dropped", "failed", "restarts", "abandoned", "retired", *RARE, *TROUBLE, "degree_changes"):
         number = view.statistics.get(name, 0)
         if number or name in ("dropped", "failed", "restarts"):
             bad = bool(number) and name != "degree_changes"

@@ -12,6 +12,7 @@ from lzero_async.config import backoff, one_of, time_limit, whole_number
 from lzero_async.coordinator import AsyncTrainingCoordinator
 from lzero_async.errors import ConfigError, GateTimeout, Stopped
 from lzero_async.evaluator import running_loop
+from lzero_async.refusals import tell_refusal
 from lzero_async.scores import Scores
 from lzero_async.signals import OrderlyStop
 from lzero_async.stages import Stage, is_coroutine_function
@@ -367,6 +368,7 @@ class _Run:
     def _pause_after(self, who: str, error: Exception, failures: int) -> None:
         """A role failed: by `on_failure`, raise that, or count and log it and wait for its back-off."""
         coordinator, shell = self.coordinator, self.shell
+        tell_refusal(error)
         if coordinator.on_failure == "restart" and shell.is_set():  # its work was to be given up anyway
             log.warning("%s failed while the run was stopping: %r", who, error)
             shell.raise_if_stopped()

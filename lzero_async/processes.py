@@ -26,6 +26,7 @@ from lzero_async.config import duration
 from lzero_async.errors import TOO_MANY_FILES, LzeroAsyncError, WorkerDied, WorkerStuck, out_of_files
 from lzero_async.lives import Deliveries, LivingWorker
 from lzero_async.parcels import RegionPool
+from lzero_async.refusals import tell_refusal
 from lzero_async.role_process import specification, standard_library
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
@@ -147,6 +148,7 @@ class _Life:
         except OSError as error:
             if error.filename == self._output and not out_of_files(error):
                 raise  # about the folder that it is to write into
+            tell_refusal(error)
             raise LzeroAsyncError(f"{self.name} cannot be started: {_remedy(error)}") from error
         self._wire = Wire(ours, pool)
         self._wire.limit(hang_timeout)

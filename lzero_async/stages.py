@@ -20,6 +20,7 @@ from lzero_async.clock import RealClock
 from lzero_async.config import real_number
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.gate import Ticket
+from lzero_async.refusals import tell_refusal
 from lzero_async.shell import REPLAY, GateShell, Holder, MakeWaiter, Parked
 from lzero_async.trace import EVALUATOR, LEARNER, TraceWriter, collector
 from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
@@ -111,6 +112,7 @@ class Stage(Holder):
         given_up = isinstance(error, _GIVEN_UP)
         let_go = self.shell.let_go_locked if locked else self.shell.let_go
         let_go(self, failed=not given_up, result=self.result, finish=self.finish, since=self.start)
+        tell_refusal(error)
         if self.shown == ACTIVE:
             self.ended(now)
             self.show_failure(error, now)
@@ -254,6 +256,7 @@ class TrainStage(Stage):
         if not again or self.parts.learner is None or self.shell.is_set():
             return False
         self._retries -= 1
+        tell_refusal(error)
         end = self.shell.clock.now()
         self.ended(end)
         self.show_failure(error, end)

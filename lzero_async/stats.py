@@ -174,6 +174,8 @@ class Recorder:
             "failed": self.count(gate, "failed"),
             "abandoned": self.count(gate, "abandoned"),
             "train_failures": int(sums["train_failures"]),
+            "refused_threads": int(sums["refused_threads"]),
+            "missing_descriptors": int(sums["missing_descriptors"]),
             "restarts": int(sums["restarts"]),
             "retired": int(sums["retired"]),
             "degree_changes": int(sums["degree_changes"]),
@@ -239,6 +241,8 @@ def format_box(statistics: Mapping[str, Any]) -> str:
     )
     if s["train_failures"]:
         lines.append(f"  Trains that failed: {s['train_failures']}")
+    if s["refused_threads"] or s["missing_descriptors"]:
+        lines.append(f"  Refused by the system: threads {s['refused_threads']}, open files {s['missing_descriptors']}")
     if s["retired"]:
         lines.append(f"  Collectors that failed too often and were retired: {s['retired']}")
     if s["degree_changes"]:
@@ -274,6 +278,8 @@ _SUMS: Final = (
     "age_runs",
     "age_max",
     "train_failures",
+    "refused_threads",
+    "missing_descriptors",
     "restarts",
     "retired",
     "degree_changes",

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from lzero_async.errors import LzeroAsyncError
+from lzero_async.errors import SystemRefused
+from lzero_async.refusals import THREAD, tell_refusal
 from lzero_async.types import Clock, Waiter
 
 
@@ -26,7 +27,7 @@ class ThreadGroup:
         self.failures: list[BaseException] = []
 
     def start(self, name: str, target: Callable[[], object]) -> None:
-        """Run `target()` in a new daemon thread; what it raises goes to `failures`. Raises LzeroAsyncError if the system
+        """Run `target()` in a new daemon thread; what it raises goes to `failures`. Raises SystemRefused if the system
         has no thread left."""
         key, token = -1, None
 
@@ -61,10 +62,13 @@ class ThreadGroup:
                 if token is not None:
                     self._clock.thread_not_started(token)
             if isinstance(error, (RuntimeError, MemoryError)):
-                raise LzeroAsyncError(
+                refused = SystemRefused(
                     f"No thread can be started for {name} ({error}); raise the limit of threads (ulimit -u), or use fewer "
                     "workers."
-                ) from error
+                )
+                refused.kind = THREAD
+                tell_refusal(refused)
+                raise refused from error
             raise
 
     def alive(self) -> list[str]:

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from lzero_async.errors import TOO_MANY_FILES, LzeroAsyncError
+from lzero_async.errors import TOO_MANY_FILES, SystemRefused
 from lzero_async.parcels import Lease, Packed, Parcel, RegionPool, dumps, loads
+from lzero_async.refusals import DESCRIPTOR, tell_refusal
 
 _HEAD: Final = struct.Struct("<QI")
 _DESCRIPTORS_AT_ONCE: Final = 64
@@ -42,9 +43,12 @@ class Message:
         self._body, self._parcels = body, parcels
 
     def value(self) -> Any:
-        """What was sent. Raises what unpickling raises, and LzeroAsyncError if its parcels were lost."""
+        """What was sent. Raises what unpickling raises, and SystemRefused if its parcels were lost."""
         if self.lost:
-            raise LzeroAsyncError(f"What was sent cannot be taken: {TOO_MANY_FILES}")
+            refused = SystemRefused(f"What was sent cannot be taken: {TOO_MANY_FILES}")
+            refused.kind = DESCRIPTOR
+            tell_refusal(refused)
+            raise refused
         return loads(self._body, None, self._parcels)
 
     def close(self) -> None:

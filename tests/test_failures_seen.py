@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+import socket
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, ConfigError
-from lzero_async.testing import VirtualClock
+from lzero_async import AsyncTrainingCoordinator, ConfigError, LzeroAsyncError, live_frame, make_backend
+from lzero_async.report.material import Material
+from lzero_async.report.trouble import trouble
+from lzero_async.stats import format_box
+from lzero_async.testing import ScriptedRole, VirtualClock
+from tests.sample_view import sample_view
 
 
 class Learner:
@@ -149,3 +158,121 @@ def test_the_coordinator_refuses_them_too(name: str) -> None:
     queue: dict[str, Any] = {"queue_capacity": 2, "queue_order": "priority", "staleness_policy": "allow"}
     with pytest.raises(ConfigError, match=f"{name} is a coroutine function"):
         AsyncTrainingCoordinator(1, **(queue if name == "priority" else {}), **{name: never})
+
+
+# -- what the system refuses -------------------------------------------------------------------------------------------------
+
+
+def refuse_threads(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def no_descriptor(*args: Any) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def instants(trace: Path) -> list[str]:
+    return [event["name"] for event in json.loads(trace.read_text()) if event.get("ph") == "i"]
+
+
+def shown(statistics: dict[str, Any]) -> str:
+    """What the box, the live view and the report say of it."""
+    run = Material("run", Path(), {"statistics": statistics, "events": []}, {}, None, None, ())
+    seen = live_frame._troubles(sample_view(**statistics)).text.plain
+    return f"{format_box(statistics)}\n{seen}\n{trouble([run])}"
+
+
+def test_threads_that_the_system_refuses_are_logged_counted_and_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = AsyncTrainingCoordinator(1, True, get_weights=dict, trace=tmp_path / "trace.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_threads)
+        with pytest.raises(LzeroAsyncError, match="No thread can be started for collector-0"):
+            coordinator.run(lambda context: 1, lambda batch: None, max_train=1, handle_signals=False)
+        with pytest.raises(LzeroAsyncError, match="No thread can be started"):
+            coordinator.run_eval(lambda: 1.0)
+    found = coordinator.get_statistics()
+    coordinator.close()
+    assert (found["refused_threads"], found["missing_descriptors"]) == (2, 0)
+    assert instants(tmp_path / "trace.json") == ["thread refused"] * 2
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and all("ulimit -u" in line for line in said)
+    for words in ("threads 2, open files 0", "refused threads 2", "2 refused threads"):
+        assert words in shown(found)
+
+
+def test_a_worker_without_descriptors_is_logged_counted_and_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the failure is somebody else's, who tries again and says nothing."""
+    coordinator = AsyncTrainingCoordinator(1, trace=tmp_path / "trace.json")
+    backend = make_backend("process")
+    for patched in (socket, "socketpair"), (os, "pipe"):
+        with monkeypatch.context() as patch:
+            patch.setattr(*patched, no_descriptor)
+            with pytest.raises(LzeroAsyncError, match="worker cannot be started: no more files can be open"):
+                backend.start("worker", ScriptedRole)
+    found = coordinator.get_statistics()
+    coordinator.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pipe", no_descriptor)
+        with pytest.raises(LzeroAsyncError):
+            backend.start("worker", ScriptedRole)
+    backend.close()
+    assert coordinator.get_statistics() == found  # closed: it counts no more
+    assert (found["refused_threads"], found["missing_descriptors"]) == (0, 2)
+    assert instants(tmp_path / "trace.json") == ["no descriptor left"] * 2
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and all("ulimit -n" in line for line in said)
+    for words in ("threads 0, open files 2", "missing descriptors 2", "2 missing descriptors"):
+        assert words in shown(found)
+
+
+@pytest.mark.parametrize("stage", ["collect", "train", "retried train", "eval", "background eval", "background role"])
+def test_a_stage_without_descriptors_is_counted_once(stage: str) -> None:
+    struck = threading.Event()
+
+    def work(*context: Any) -> float:
+        if not struck.is_set():
+            struck.set()
+            no_descriptor()
+        return 1.0
+
+    retried = stage == "retried train"
+    coordinator = AsyncTrainingCoordinator(
+        1, stage == "background eval", get_weights=dict, on_failure="restart", restart_backoff=0.001,
+        train_retries=int(retried), learner=Learner(),
+    )  # fmt: skip
+    helper: dict[str, Any] = {"helper": work} if stage == "background role" else {}
+    survives = stage in ("collect", "retried train", "background role")
+    with nullcontext() if survives else pytest.raises(OSError, match="Too many open files"):
+        coordinator.run(
+            work if stage == "collect" else lambda context: 1,
+            work if "train" in stage else lambda batch: struck.wait(60.0) if helper else None,
+            work if "eval" in stage else lambda context: 1.0,
+            eval_every=1, max_train=5, background=helper, handle_signals=False, print_statistics=False,
+        )  # fmt: skip
+    found = coordinator.get_statistics()
+    coordinator.close()
+    assert (found["refused_threads"], found["missing_descriptors"]) == (0, 1)
+    resumed = AsyncTrainingCoordinator(1)
+    resumed.load_state_dict(coordinator.state_dict())
+    assert resumed.get_statistics()["missing_descriptors"] == 1
+
+
+def test_what_the_system_refuses_to_a_role_is_counted_where_its_call_fails() -> None:
+    with AsyncTrainingCoordinator(1) as coordinator:
+        backend = make_backend("process")
+        try:
+            worker = backend.start("worker", ScriptedRole)
+            with pytest.raises(OSError, match="too many"):
+                worker.call("do", "raise OSError(24, 'too many')")
+            with pytest.raises(RuntimeError, match="can't start"):
+                worker.call("do", 'raise RuntimeError("can\'t start new thread")')
+            with pytest.raises(OSError, match="no such"):
+                worker.call("do", "raise OSError(2, 'no such')")
+        finally:
+            backend.close()
+        found = coordinator.get_statistics()
+        assert (found["refused_threads"], found["missing_descriptors"]) == (1, 1)

@@ -76,6 +76,9 @@ def _working(run: Material) -> list[Tile]:
         found.append(Tile("CPU in use", percent(cpu), f"of {plural(cores, 'core')}" if is_number(cores) else ""))
     counted = (
         "failed",
+        "train_failures",
+        "refused_threads",
+        "missing_descriptors",
         "restarts",
         "bad_episodes",
         "bad_batches",

@@ -11,7 +11,9 @@ from lzero_async.report.words import is_number, moment, plural
 
 MOST_EVENTS: Final = 200
 COUNTED: Final = {
-    "failed": "failed collect", "restarts": "restart", "retired": "retired collector", "dropped": "dropped batch",
+    "failed": "failed collect", "train_failures": "failed train", "refused_threads": "refused thread",
+    "missing_descriptors": "missing descriptor", "restarts": "restart", "retired": "retired collector",
+    "dropped": "dropped batch",
     "abandoned": "abandoned collect", "degree_changes": "change of the degree", "bad_episodes": "bad episode",
     "env_timeouts": "time-out of an environment", "bad_batches": "refused batch", "bad_updates": "skipped update",
 }  # fmt: skip
