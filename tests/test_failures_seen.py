@@ -214,6 +214,7 @@ def test_a_worker_without_descriptors_is_logged_counted_and_traced(
             with pytest.raises(LzeroAsyncError, match="worker cannot be started: no more files can be open"):
                 backend.start("worker", ScriptedRole)
     found = coordinator.get_statistics()
+    said = [record.getMessage() for record in caplog.records]
     coordinator.close()
     with monkeypatch.context() as patch:
         patch.setattr(os, "pipe", no_descriptor)
@@ -223,7 +224,6 @@ def test_a_worker_without_descriptors_is_logged_counted_and_traced(
     assert coordinator.get_statistics() == found  # closed: it counts no more
     assert (found["refused_threads"], found["missing_descriptors"]) == (0, 2)
     assert instants(tmp_path / "trace.json") == ["no descriptor left"] * 2
-    said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2 and all("ulimit -n" in line for line in said)
     for words in ("threads 0, open files 2", "missing descriptors 2", "2 missing descriptors"):
         assert words in shown(found)
