@@ -80,9 +80,9 @@ def _write_summary(folder: Path, batches: int) -> None:
             "program": "benchmark", "title": f"A run of {batches:,} batches", "command": ["-m", "benchmarks.seen"],
             "began": "2026-01-01T00:00:00+00:00", "seconds": seconds, "ended_by": "max_train", "versions": versions(),
             "machine": machine(), "score": {"name": "score", "highest": 100.0, "best": 99.0, "last": 98.0},
-            "axis": "environment steps", "evaluations": evaluations,
-            "counts": {"environment steps": batches * 50, "updates": batches},
-            "rates": {"environment steps/s": 50 / EVERY, "updates/s": 1 / EVERY},
+            "axis": "steps trained", "evaluations": evaluations,
+            "counts": {"steps trained": batches * 50, "updates": batches},
+            "rates": {"steps trained/s": 50 / EVERY, "updates/s": 1 / EVERY},
             "statistics": {
                 "mode": "ASYNCHRONOUS", "off_policy_degree": DEGREE, "queue_capacity": None, "collect_count": batches,
                 "train_count": batches, "mean_lag": DEGREE / 2, "max_lag": DEGREE, "staleness_mean": DEGREE / 2,

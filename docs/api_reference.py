@@ -10,9 +10,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTE = "Written by `make docs`; edit the code and run it again."
 # What users import besides the package itself, in the order of the page.
 MODULES = (
-    "testing", "simulation", "scaling", "distributions", "application", "activity", "view", "summary", "run_files", "trace",
-    "records", "async_scalars", "metrics_server", "progress", "live", "utilisation", "tuning", "options", "config", "checkpoint",
-    "run_folder", "timeline.text", "timeline.picture", "report.command",
+    "testing", "simulation", "scaling", "distributions", "application", "activity", "quantities", "view", "summary", "run_files",
+    "trace", "records", "async_scalars", "metrics_server", "progress", "live", "utilisation", "tuning", "options", "config",
+    "checkpoint", "run_folder", "timeline.text", "timeline.picture", "report.command",
 )  # fmt: skip
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

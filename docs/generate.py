@@ -1,7 +1,8 @@
 """Write the references that come from the code itself: `make docs`, or `python docs/generate.py [FOLDER]`.
 
 docs/config-reference.md has every option of the three programs with its default, what it may be and its meaning; docs/api.md has
-the public names of the library. tests/test_docs_generated.py fails when a page is not what this program writes.
+the public names of the library; docs/quantities.md has the name of every quantity in every output.
+tests/test_docs_generated.py fails when a page is not what this program writes.
 """
 
 from __future__ import annotations
@@ -189,11 +190,32 @@ def config_reference() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def quantities_page() -> str:
+    """The page docs/quantities.md."""
+    from lzero_async.quantities import QUANTITIES
+
+    lines = ["# Names of quantities", "", NOTE, ""]
+    lines += [
+        "One name for one quantity: the live view and the report show the name, TensorBoard and Prometheus make theirs of it.",
+        "`key` is that of `get_statistics()`, of a count of the application (`Count`) or, for the last few, of what it left out.",
+        "Counts of the application also have their growth per second since the run, or its last resume, began: `NAME/s` in the",
+        "report, `_per_second` in TensorBoard and Prometheus; where such a count ends the run, Prometheus has its `_limit`.",
+        "",
+    ]
+    rows = []
+    for key, one in QUANTITIES.items():
+        metric = one.metric + ("_total" if one.kind == "counter" else "")
+        rows.append([one.label, f"`{key}`", f"`{one.tag}`", f"`{metric}`", one.meaning])
+    lines += table(("name", "key", "TensorBoard", "Prometheus", "meaning"), rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def main(folder: Path) -> None:
-    """Write both pages into the folder."""
+    """Write the pages into the folder."""
     from api_reference import api_reference
 
-    for name, page in (("config-reference.md", config_reference()), ("api.md", api_reference())):
+    pages = {"config-reference.md": config_reference(), "api.md": api_reference(), "quantities.md": quantities_page()}
+    for name, page in pages.items():
         (folder / name).write_text(page)
         print(folder / name)
 

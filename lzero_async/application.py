@@ -24,12 +24,13 @@ from lzero_async.live import make_progress
 from lzero_async.metrics_server import MetricsServer
 from lzero_async.parcels import Parcel
 from lzero_async.progress import Progress
+from lzero_async.quantities import label, rate_label
 from lzero_async.records import Records
 from lzero_async.run_folder import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, REPORT, TRACE, naming, write_json
 from lzero_async.summary import machine, versions, write_summary
 from lzero_async.types import Batch, EvalContext, EvalResult, RunResult, StopSignal
 from lzero_async.utilisation import QueueUse, Use, Utilisation, UtilisationSample, use_of
-from lzero_async.view import Progressed, View, seconds_left
+from lzero_async.view import SECONDS, Progressed, View, seconds_left
 
 KEPT_EVALUATIONS: Final = 10_000
 KEPT_VERSIONS: Final = 1_000
@@ -38,7 +39,6 @@ PLACES: Final = {
     "process": "a process each",
     "ray": "an actor each on Ray",
 }  # backends whose roles have processes of their own
-SECONDS: Final = "seconds"  # the count of a limit in time
 SCORES: Final = ("mean_return", "min_return", "max_return", "mean_length")
 log = logging.getLogger(__name__)
 
@@ -170,8 +170,8 @@ class Application(ABC):
         return {}
 
     def _troubles(self) -> dict[str, int]:
-        """What was left out or went wrong, besides the coordinator's own counts; the report knows `bad_episodes`,
-        `env_timeouts`, `bad_batches` and `bad_updates`."""
+        """What was left out or went wrong, besides the coordinator's own counts; keys of `quantities` are shown wherever the
+        run is."""
         return {}
 
     @abstractmethod
@@ -258,13 +258,16 @@ class Application(ABC):
     def view(self) -> View:
         """What there is to see now; from any thread."""
         gone, progressed = self.gone, self.progressed()
+        statistics = {**self.coordinator.get_statistics(), **self._troubles()}
+        # A count that is a statistic has gone on since: both tell the same number.
+        counts = tuple(count._replace(value=statistics.get(count.name, count.value)) for count in progressed.counts)
         return View(
-            **vars(progressed),
+            **vars(replace(progressed, counts=counts)),
             title=self._title(),
             gone=gone,
-            left=seconds_left(progressed.counts, gone),
+            left=seconds_left(counts, gone),
             roles=self.coordinator.get_activity(),
-            statistics={**self.coordinator.get_statistics(), **self._troubles()},
+            statistics=statistics,
             warnings=self.kept.lines(SHOWN_WARNINGS),
         )
 
@@ -284,7 +287,6 @@ class Application(ABC):
         seen = self.view()
         names = ("steps", "seconds", "score", "low", "high", "name", "version")
         evaluations = [{name: row.get(name) for name in names} for row in self._evaluations()]
-        counted = [count for count in seen.counts if count.name != SECONDS]
         write_summary(
             self.folder,
             {
@@ -300,12 +302,10 @@ class Application(ABC):
                 "score": {
                     "name": seen.score, "highest": seen.highest_score, "best": seen.best_score, "last": seen.last_score
                 },
-                "axis": seen.counts[0].name,
+                "axis": label(seen.counts[0].name),
                 "evaluations": evaluations,
-                "counts": {count.name: count.value for count in counted},
-                "rates": {
-                    f"{count.name}/s": (count.value - count.before) / seen.gone for count in counted if seen.gone > 0
-                },
+                "counts": {label(count.name): count.value for count in seen.counted},
+                "rates": {rate_label(key): rate for key, rate in seen.rates.items()},
                 "statistics": dict(seen.statistics),
                 "roles": self._role_rows(seen),
                 "utilisation": self.utilisation(),

@@ -1,5 +1,6 @@
 """The scalars under async/ that every run records, made from its View: lag, staleness, waits, shares of the roles' time,
-fill, counts of what went wrong. Sums and counts are of the whole run, shares are of the time since the last record."""
+fill, counts of what went wrong. Sums and counts are of the whole run, shares are of the time since the last record. Names come
+from `quantities`."""
 
 from __future__ import annotations
 
@@ -9,46 +10,22 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from lzero_async.activity import RoleActivity
+from lzero_async.quantities import TAGS, tag
 from lzero_async.records import Records
 from lzero_async.view import View
 
 EVERY: Final = 5.0  # seconds between two records
-STALENESS: Final = "async/staleness"  # the histogram
+STALENESS: Final = "staleness_counts"  # the histogram
 STATES: Final = ("active", "waiting", "idle")
-# Names of statistics that the scalars share, and those that are called otherwise here.
-SAME: Final = (
-    "staleness_mean", "staleness_max", "overlap_efficiency", "version", "collect_count", "train_count", "replay_count",
-    "eval_count", "evals_skipped", "open_collects", "active_collectors", "restarts", "failed", "dropped", "abandoned",
-    "retired", "degree_changes",
-)  # fmt: skip
-OTHERS: Final = {
-    "lag": "collect_train_lag",
-    "lag_mean": "mean_lag",
-    "lag_max": "max_lag",
-    "degree": "off_policy_degree",
-    "collect_wait_seconds": "collect_wait_time",
-    "train_wait_seconds": "train_wait_time",
-    "eval_wait_seconds": "eval_wait_time",
-}
 
 
 def values(view: View, before: View | None = None) -> dict[str, float]:
     """The scalars by name; `before` is the view of the last record, if there was one."""
-    statistics = view.statistics
-    found = {name: statistics[name] for name in SAME}
-    found |= {name: statistics[key] for name, key in OTHERS.items()}
-    found["lag_bound"] = statistics["lag_bound"]
-    if statistics["sample_age_max"]:  # else no train told the age of its samples
-        found |= {name: statistics[name] for name in ("sample_age_mean", "sample_age_max")}
-    found |= {f"{name}_fill": share for name, share in view.fills.items() if share is not None}
-    found |= {rate_name(name): rate for name, rate in view.rates.items()}
-    found |= role_shares(view.roles, () if before is None else before.roles)
-    return {f"async/{name}": float(value) for name, value in found.items()}
-
-
-def rate_name(name: str) -> str:
-    """A rate of the view, "environment steps/s", as a scalar's name, "environment_steps_per_second"."""
-    return name.removesuffix("/s").replace(" ", "_") + "_per_second"
+    found = {tag(key): value for key, value in view.quantities.items() if key != STALENESS}
+    found |= {f"{tag(key)}_per_second": rate for key, rate in view.rates.items()}
+    shares = role_shares(view.roles, () if before is None else before.roles)
+    found |= {TAGS + name: share for name, share in shares.items()}
+    return {name: float(value) for name, value in found.items()}
 
 
 def role_kind(role: str) -> str:
@@ -85,8 +62,8 @@ def _whole(role: RoleActivity) -> float:
 
 def staleness_since(view: View, before: View | None) -> dict[int, int]:
     """Batches by staleness that were trained since `before`; those of the whole run if the counters began anew."""
-    now: dict[int, int] = view.statistics["staleness_counts"]
-    then: dict[int, int] = {} if before is None else before.statistics["staleness_counts"]
+    now: dict[int, int] = view.statistics[STALENESS]
+    then: dict[int, int] = {} if before is None else before.statistics[STALENESS]
     gained = {key: count - then.get(key, 0) for key, count in now.items()}
     if any(count < 0 for count in gained.values()) or then.keys() - now.keys():
         gained = now
@@ -124,5 +101,5 @@ class AsyncScalars:
             step = int(view.counts[0].value)
             self._records.scalars({**values(view, before), **self._more()}, step)
             if trained := staleness_since(view, before):
-                self._records.histogram(STALENESS, trained, step)
+                self._records.histogram(tag(STALENESS), trained, step)
         return True

@@ -10,23 +10,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from lzero_async.quantities import COUNTS, TROUBLES, label, tag
 from lzero_async.stats import EXACT_STALENESS
 
 # Category, chart and what is drawn in it: expressions that match the names of scalars. Those that match nothing are left out.
 CHARTS: Final = (
-    ("async", "lag and its bound", ("async/lag", "async/lag_mean", "async/lag_bound")),
-    ("async", "staleness and the degree", ("async/staleness_mean", "async/staleness_max", "async/degree")),
+    ("async", "lag and its bound", (tag("collect_train_lag"), tag("mean_lag"), tag("lag_bound"))),
+    ("async", "staleness and the degree", (tag("staleness_mean"), tag("staleness_max"), tag("off_policy_degree"))),
     ("async", "share of the time at work", ("async/active/.+",)),
     ("async", "share of the time waiting for the others", ("async/waiting/.+",)),
     ("async", "share of the time idle", ("async/idle/.+",)),
-    ("async", "overlap efficiency", ("async/overlap_efficiency",)),
-    ("async", "queue and buffer fill", ("async/[a-z_]+_fill",)),
-    ("async", "environment steps per second", ("async/environment_steps_per_second",)),
-    ("async", "episodes per second", ("async/episodes_per_second",)),
-    ("async", "updates per second", ("async/updates_per_second",)),
-    ("async", "waits in all, seconds", ("async/[a-z]+_wait_seconds",)),
-    ("async", "age of replayed samples", ("async/sample_age_mean", "async/sample_age_max")),
-    ("async", "what went wrong", ("async/(restarts|failed|dropped|abandoned|retired|evals_skipped)",)),
+    ("async", label("overlap_efficiency"), (tag("overlap_efficiency"),)),
+    ("async", "queue and buffer fill", (tag("queue_fill"), tag("buffer_fill"))),
+    *(("async", f"{label(key)} per second", (f"{tag(key)}_per_second",)) for key in COUNTS),
+    ("async", "waits in all, seconds", tuple(tag(f"{stage}_wait_time") for stage in ("collect", "train", "eval"))),
+    ("async", "age of replayed samples", (tag("sample_age_mean"), tag("sample_age_max"))),
+    ("async", "what went wrong", tuple(tag(key) for key in (*TROUBLES, "evals_skipped"))),
     ("learner", "losses", ("learner/.*loss.*",)),
     ("learner", "updates per second of training", ("learner/updates_per_second",)),
     ("evaluation", "mean", ("evaluator/(.+/)?mean(_return)?",)),

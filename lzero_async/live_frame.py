@@ -13,16 +13,16 @@ from rich.text import Text
 
 from lzero_async.live_roles import ASCII, BLOCKS, Line, Signs, cut, fold, role_lines
 from lzero_async.progress import duration
+from lzero_async.quantities import TROUBLES, label
+from lzero_async.view import SECONDS
 
 if TYPE_CHECKING:
     from lzero_async.view import Count, View
 
 MOST_ROLES: Final = 12  # rows; more collectors than that tell no more one by one
 MOST_WARNINGS: Final = 3
-RARE: Final = ("train_failures", "refused_threads", "missing_descriptors")
-TROUBLE: Final = ("bad_episodes", "env_timeouts", "bad_batches", "bad_updates")  # of an application's own parts
+ALWAYS: Final = ("dropped", "failed", "restarts")  # troubles that are told when there are none
 WIDEST: Final = 110
-TIME: Final = "seconds"  # the count that the title has
 
 
 def frame(view: View, recent: View | None, width: int, height: int, *, ascii_only: bool = False) -> Group:
@@ -66,7 +66,7 @@ def render_svg(view: View, path: Path, recent: View | None = None, width: int = 
 
 
 def _title(view: View, width: int) -> Text:
-    limit = next((count.limit for count in view.counts if count.name == TIME and count.limit), None)
+    limit = next((count.limit for count in view.counts if count.name == SECONDS and count.limit), None)
     times = duration(view.gone) + (f" of {duration(limit)}" if limit else "") + " gone"
     times += f", {duration(view.left)} left" if view.left is not None else ""
     title = cut(view.title, max(0, width - len(times) - 2))
@@ -77,25 +77,24 @@ def _gauges(view: View, recent: View | None, width: int, signs: Signs) -> list[L
     """Counts against their limits with their rates, lag and staleness against their bound, fills."""
     s = view.statistics
     degree, capacity = s.get("off_policy_degree", 0), s.get("queue_capacity")
-    bound = f"degree {degree}" if capacity is None else f"queue of {capacity}"
+    bound = f"{label('off_policy_degree')} {degree}" if capacity is None else f"queue of {capacity}"
     bounded = capacity is None and s.get("staleness_policy") != "allow"
     lag, mean, most = s.get("collect_train_lag", 0), s.get("staleness_mean", 0.0), s.get("staleness_max", 0)
     found: list[tuple[int, str, float | None, str]] = []
-    for place, count in enumerate(count for count in view.counts if count.name != TIME):
+    for place, count in enumerate(view.counted):
         share, of = (count.value / count.limit, f" of {count.limit:,.0f}") if count.limit else (None, "")
-        found.append((50 if place else 90, count.name, share, f"{count.value:,.0f}{of}{_growth(count, view, recent)}"))
-    if any(view.rates.values()):
-        rates = ", ".join(f"{_number(value)} {name}" for name, value in view.rates.items())
-        found.append((35, "rates", None, rates))
-    found.append((60, "lag", lag / s.get("lag_bound", max(1, degree)),
+        found.append(
+            (50 if place else 90, label(count.name), share, f"{count.value:,.0f}{of}{_growth(count, view, recent)}")
+        )
+    found.append((60, label("collect_train_lag"), lag / s.get("lag_bound", max(1, degree)),
                   f"{lag} now, mean {s.get('mean_lag', 0.0):.1f}, max {s.get('max_lag', 0)}; {bound}"))  # fmt: skip
-    found.append((55, "staleness", mean / degree if degree > 0 and bounded else None,
+    found.append((55, label("staleness_counts"), mean / degree if degree > 0 and bounded else None,
                   f"mean {mean:.1f}, max {most}; {bound if bounded else 'no bound'}"))  # fmt: skip
-    labels = min(max(len(label) for _, label, _, _ in found), width // 3)
+    labels = min(max(len(name) for _, name, _, _ in found), width // 3)
     bar = min(20, max(0, (width - labels) // 4))
     lines = []
-    for worth, label, share, text in found:
-        line = Text(cut(label, labels).ljust(labels + 1)).append_text(_gauge(share, bar, signs))
+    for worth, name, share, text in found:
+        line = Text(cut(name, labels).ljust(labels + 1)).append_text(_gauge(share, bar, signs))
         lines.append(Line(worth, line.append(f" {text}")))
     if view.fills:
         lines.append(Line(45, _fills(view.fills.items(), labels, bar, signs)))
@@ -104,7 +103,8 @@ def _gauges(view: View, recent: View | None, width: int, signs: Signs) -> list[L
 
 def _growth(count: Count, view: View, recent: View | None) -> str:
     """How fast a count grows: over the run, and since the recent view."""
-    text = f"  {_number((count.value - count.before) / view.gone)}/s" if view.gone > 0 else ""
+    rate = view.rates.get(count.name)
+    text = "" if rate is None else f"  {_number(rate)}/s"
     seconds = _seconds(view, recent)
     before = next((one.value for one in recent.counts if one.name == count.name), None) if recent else None
     if before is not None and seconds is not None:
@@ -120,13 +120,15 @@ def _gauge(share: float | None, width: int, signs: Signs) -> Text:
 
 
 def _fills(fills: Iterable[tuple[str, float | None]], labels: int, bar: int, signs: Signs) -> Text:
-    text = Text(cut("fill", labels).ljust(labels + 1))
-    for place, (name, share) in enumerate(fills):
-        text.append("  " if place else "")
-        text.append_text(_gauge(share, bar, signs) if share is not None or not place else Text())
-        text.append(" " if share is not None or not place else "")
-        text.append(name + (" unknown" if share is None else f" {share:.0%}"))
-        bar = min(bar, 10)
+    """The first as a gauge like the others, the rest behind it."""
+    text = Text()
+    for room, share in fills:
+        name, known = label(f"{room}_fill"), "unknown" if share is None else f"{share:.0%}"
+        if not text:
+            text.append(cut(name, labels).ljust(labels + 1)).append_text(_gauge(share, bar, signs)).append(f" {known}")
+            continue
+        text.append("  ").append_text(_gauge(share, min(bar, 10), signs) if share is not None else Text())
+        text.append(f"{' ' if share is not None else ''}{name} {known}")
     return text
 
 
@@ -147,14 +149,12 @@ def _scores(view: View) -> Text:
 
 def _troubles(view: View) -> Line:
     text, any_of_them = Text(), False
-    for name in ("dropped", "failed", "restarts", "abandoned", "retired", *RARE, *TROUBLE, "degree_changes"):
-        number = view.statistics.get(name, 0)
-        if number or name in ("dropped", "failed", "restarts"):
-            bad = bool(number) and name != "degree_changes"
+    for key in (*TROUBLES, "degree_changes"):
+        number = view.statistics.get(key, 0)
+        if number or key in ALWAYS:
+            bad = bool(number) and key in TROUBLES
             any_of_them |= bad
-            text.append(", " if text else "").append(
-                f"{name.replace('_', ' ')} {number:,}", style="bold red" if bad else "dim"
-            )
+            text.append(", " if text else "").append(f"{label(key)} {number:,}", style="bold red" if bad else "dim")
     return Line(65 if any_of_them else 30, text)
 
 

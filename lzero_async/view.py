@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lzero_async.activity import RoleActivity
+from lzero_async.quantities import QUANTITIES
+
+SECONDS: Final = "seconds"  # the count of a limit in time
 
 
 class Count(NamedTuple):
-    """How far a run is by one measure; `limit` ends it, and `before` is where this part of it began (after a resume)."""
+    """How far a run is by one measure, a key of `quantities` or SECONDS; `limit` ends the run, and `before` is where this part
+    of it began (after a resume)."""
 
     name: str
     value: float
@@ -20,11 +24,10 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Progressed:
-    """What only the application knows. The first of `counts` is the axis over which scalars are drawn; `rates` are per second,
-    `fills` shares of what there is room for; scores are of evaluations, `recent_score` of collected episodes."""
+    """What only the application knows. The first of `counts` is the axis over which scalars are drawn; `fills` are shares of
+    what there is room for; scores are of evaluations, `recent_score` of collected episodes."""
 
     counts: tuple[Count, ...]
-    rates: Mapping[str, float]
     fills: Mapping[str, float | None]
     score: str
     last_score: float | None
@@ -43,6 +46,31 @@ class View(Progressed):
     roles: tuple[RoleActivity, ...]
     statistics: Mapping[str, Any]
     warnings: tuple[str, ...]
+
+    @property
+    def counted(self) -> tuple[Count, ...]:
+        """The counts without that of seconds."""
+        return tuple(count for count in self.counts if count.name != SECONDS)
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """How much each count grows per second, by its key."""
+        return per_second(self.counted, self.gone)
+
+    @property
+    def quantities(self) -> dict[str, Any]:
+        """What is known of each quantity, by its key: counts, statistics and fills."""
+        found = {count.name: count.value for count in self.counted}
+        found |= {key: self.statistics[key] for key in QUANTITIES if key in self.statistics}
+        if not found.get("sample_age_max"):  # no train told the age of its samples
+            found = {key: value for key, value in found.items() if not key.startswith("sample_age_")}
+        found.pop("queue_fill", None)  # the application knows whether there is a queue
+        return found | {f"{room}_fill": share for room, share in self.fills.items() if share is not None}
+
+
+def per_second(counts: Iterable[Count], gone: float) -> dict[str, float]:
+    """How much each count grew per second since this part of the run began, by its key; nothing before any time is gone."""
+    return {count.name: (count.value - count.before) / gone for count in counts} if gone > 0 else {}
 
 
 def seconds_left(counts: Iterable[Count], gone: float) -> float | None:

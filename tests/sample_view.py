@@ -15,7 +15,9 @@ STATISTICS: dict[str, Any] = {
     "train_wait_time": 2.5, "eval_wait_time": 0.5, "wall_time": 21.0, "overlap_efficiency": 0.75, "staleness_mean": 1.5,
     "staleness_max": 3, "staleness_counts": {0: 2, 1: 4, 2: 3, 3: 1}, "sample_age_mean": 8.5, "sample_age_max": 30.0,
     "dropped": 6, "failed": 7, "abandoned": 8, "restarts": 9, "retired": 10, "degree_changes": 13,
+    "train_failures": 14, "bad_episodes": 15, "env_timeouts": 17, "bad_batches": 18, "bad_updates": 19,
 }  # fmt: skip
+OWN = {"bad_episodes", "env_timeouts", "bad_batches", "bad_updates"}  # of an application
 ROLES = (
     RoleActivity("collector 0", "active", "collect", 1.0, 6.0, 3.0, 1.0),
     RoleActivity("collector 1", "waiting", "wait commit", 0.5, 4.0, 5.0, 1.0),
@@ -23,19 +25,26 @@ ROLES = (
 )
 
 
-def sample_view(*, roles: tuple[RoleActivity, ...] = ROLES, steps: int = 1234, **statistics: Any) -> View:
+def sample_view(
+    *, roles: tuple[RoleActivity, ...] = ROLES, steps: int = 1234, buffer: float | None = None, **statistics: Any
+) -> View:
     """The view; `statistics` replace those above."""
     known = AsyncTrainingCoordinator(4).get_statistics()
-    assert STATISTICS.keys() <= known.keys()
+    assert STATISTICS.keys() <= known.keys() | OWN
     return View(
         title="PriorZero: a game",
         gone=10.0,
         left=5.0,
-        counts=(Count("environment steps", steps, 20000), Count("updates", 70)),
+        counts=(
+            Count("steps_trained", steps, 20000),
+            Count("steps_played", 1500),
+            Count("episodes_trained", 20),
+            Count("episodes_played", 25),
+            Count("updates", 70, before=35),
+        ),
         roles=roles,
         statistics=known | STATISTICS | statistics,
-        rates={"environment steps/s": 41.25, "updates/s": 3.5},
-        fills={"queue": 0.5, "buffer": None},
+        fills={"queue": 0.5, "buffer": buffer},
         score="score",
         last_score=3.0,
         best_score=4.0,

@@ -59,7 +59,7 @@ def summary_of(coordinator: AsyncTrainingCoordinator, cores: int, cpu: dict[str,
     used = sum(row["cpu_seconds"] for row in roles) if cpu else 0.5 * sum(row["active"] for row in roles)
     return {
         "program": "loop", "title": "a loop", "seconds": statistics["wall_time"], "machine": {"cores": cores},
-        "axis": "environment steps", "counts": {"environment steps": STEPS * statistics["train_count"]},
+        "axis": "steps trained", "counts": {"steps trained": STEPS * statistics["train_count"]},
         "statistics": statistics, "roles": roles, "batch_bytes": BATCH_BYTES,
         "utilisation": {"cpu": used / (cores * statistics["wall_time"]), "cpu_seconds": used},
     }  # fmt: skip
@@ -221,7 +221,7 @@ def test_what_a_run_took_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert re.search(
         r"Check: of this run itself the simulation says 0.\d+ batches/s, measured were 0.\d+ \([+-][01] %\)\.", shown
     )
-    assert "environment steps/s" in shown and "this run" in shown
+    assert "steps trained/s" in shown and "this run" in shown
     assert "Note:" not in shown
 
 

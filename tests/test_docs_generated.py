@@ -42,6 +42,7 @@ def api() -> ModuleType:
 def test_the_pages_are_what_the_generator_writes(generate: ModuleType, api: ModuleType) -> None:
     assert (DOCS / "config-reference.md").read_text() == generate.config_reference(), "run make docs"
     assert (DOCS / "api.md").read_text() == api.api_reference(), "run make docs"
+    assert (DOCS / "quantities.md").read_text() == generate.quantities_page(), "run make docs"
 
 
 def test_every_option_has_its_row_and_its_meaning() -> None:
@@ -85,11 +86,11 @@ def test_every_exported_name_is_in_the_api(api: ModuleType) -> None:
         assert f"## `lzero_async.{module}`" in page
 
 
-def test_the_program_writes_both_pages(tmp_path: Path) -> None:
+def test_the_program_writes_the_pages(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(DOCS / "generate.py"), str(tmp_path)],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"config-reference.md", "api.md"}
+    assert {path.name for path in tmp_path.iterdir()} == {"config-reference.md", "api.md", "quantities.md"}
     assert (tmp_path / "api.md").read_text() == (DOCS / "api.md").read_text()

@@ -61,7 +61,8 @@ def at(seconds: float, collectors: int = 4, **changes: Any) -> View:
         gone=seconds,
         left=430.0,
         counts=(
-            Count("environment steps", 40 * seconds, 20_000),
+            Count("steps_trained", 40 * seconds, 20_000),
+            Count("steps_played", 41.2 * seconds),
             Count("updates", 3 * seconds),
             Count("seconds", seconds),
         ),
@@ -71,7 +72,6 @@ def at(seconds: float, collectors: int = 4, **changes: Any) -> View:
             role("evaluator", (0, 0, 1), seconds, "", 130),
         ),
         statistics=STATISTICS,
-        rates={"environment steps/s": 41.2, "updates/s": 3.1},
         fills={"queue": 0.5, "buffer": 0.3},
         score="score",
         last_score=12.0,
@@ -91,12 +91,12 @@ def test_a_frame_says_what_a_run_does() -> None:
         render_text(at(130.0), at(100.0), 79, 18)
         == """\
 PriorZero: The Light on Gannet Rock                        2:10 gone, 7:10 left
-environment steps ████··········· 5,200 of 20,000  40.0/s  now 40.0/s
-updates                           390  3.00/s  now 3.00/s
-rates                             41.2 environment steps/s, 3.10 updates/s
-lag               ████████······· 2 now, mean 1.2, max 4; degree 4
-staleness         ████··········· mean 1.2, max 3; degree 4
-fill              ████████······· queue 50%  ███······· buffer 30%
+steps trained ████············ 5,200 of 20,000  40.0/s  now 40.0/s
+steps played                   5,356  41.2/s  now 41.2/s
+updates                        390  3.00/s  now 3.00/s
+lag           ████████········ 2 now, mean 1.2, max 4; degree 4
+staleness     █████··········· mean 1.2, max 3; degree 4
+queue fill    ████████········ 50%  ███······· buffer fill 30%
             █ active ▒ wait · idle   last 30 s % whole run % now
 collector 0 ███████████████████▒▒▒▒·  80  15   5  57  32  11 collect 1.5 s
 collector 1 ███████████████████▒▒▒▒·  80  15   5  57  32  11 collect 2.5 s
@@ -105,7 +105,7 @@ collector 3 ███████████████████▒▒▒�
 learner     ██████████████████████▒▒  90  10   0  90  10   0 wait train 0.5 s
 evaluator   ························   0   0 100   0   0 100 idle 2:10
 score: last 12.0, best 20.0 of 100; collected episodes 9.2
-dropped 0, failed 1, restarts 2
+dropped batches 0, failed collects 1, restarts 2
 12:03:04 collector 1 failed (ValueError: no); restart 1 of at most 3
 """
     )
@@ -114,14 +114,13 @@ dropped 0, failed 1, restarts 2
 def test_the_first_frame_of_a_run_in_turn_before_any_evaluation() -> None:
     view = at(
         50.0, 1, statistics=STATISTICS | SYNC | {"failed": 0, "restarts": 0}, last_score=None, best_score=None,
-        recent_score=None, left=None, fills={"queue": None, "buffer": None}, warnings=(), rates={"episodes/s": 123.4},
+        recent_score=None, left=None, fills={"queue": None, "buffer": None}, warnings=(),
     )  # fmt: skip
     text = render_text(view, None, 79, 18)
     assert text.splitlines()[0].endswith("0:50 gone")
-    assert "lag               ███████████████ 1 now, mean 1.2, max 1; degree 0\n" in text
-    assert "staleness                         mean 0.0, max 0; degree 0\n" in text
-    assert "rates                             123 episodes/s\n" in text
-    assert "fill                              queue unknown  buffer unknown\n" in text
+    assert "lag           ████████████████ 1 now, mean 1.2, max 1; degree 0\n" in text
+    assert "staleness                      mean 0.0, max 0; degree 0\n" in text
+    assert "queue fill                     unknown  buffer fill unknown\n" in text
     assert "score: no evaluation yet\n" in text
     assert "last" not in text  # no shares of the last seconds yet
     assert "collector 0 ██████████████████▒▒▒▒▒▒▒▒▒▒▒▒▒▒····  50  38  12 collect 1.5 s\n" in text
@@ -136,8 +135,8 @@ def test_a_queue_bounds_the_lag_and_not_the_staleness() -> None:
     text = render_text(
         at(130.0, statistics=STATISTICS | {"queue_capacity": 7, "lag_bound": 8, "collect_train_lag": 4}), None, 79, 18
     )
-    assert "lag               ████████······· 4 now, mean 1.2, max 4; queue of 7\n" in text
-    assert "staleness                         mean 1.2, max 3; no bound\n" in text
+    assert "lag           ████████········ 4 now, mean 1.2, max 4; queue of 7\n" in text
+    assert "staleness                      mean 1.2, max 3; no bound\n" in text
 
 
 def test_many_collectors_are_folded_into_their_mean() -> None:
@@ -180,7 +179,7 @@ def test_nothing_is_wider_or_higher_than_the_terminal() -> None:
     views = [
         at(130.0),
         at(130.0, 64),
-        at(0.0, 0, roles=(), counts=(), rates={}, fills={}),
+        at(0.0, 0, roles=(), counts=(), fills={}),
         at(130.0, 2, title="灯台" * 30),
     ]
     for view in views:
@@ -193,7 +192,7 @@ def test_nothing_is_wider_or_higher_than_the_terminal() -> None:
 
 def test_a_short_terminal_keeps_what_matters() -> None:
     lines = render_text(at(130.0), at(100.0), 79, 5).splitlines()
-    assert [line.split()[0] for line in lines] == ["PriorZero:", "environment", "collectors", "learner", "score:"]
+    assert [line.split()[0] for line in lines] == ["PriorZero:", "steps", "collectors", "learner", "score:"]
 
 
 def test_forty_columns() -> None:
@@ -504,7 +503,7 @@ def test_a_run_is_watched_from_its_beginning_to_its_end(
     assert shown.cursor
     assert len(titles) == 1
     above, frame = shown.lines[: titles[0]], shown.lines[titles[0] : shown.lines.index("=" * 80)]
-    assert re.fullmatch(r"episodes +█+ 24 of 24  .*", frame[1])
+    assert re.fullmatch(r"episodes trained +█+ 24 of 24  .*", frame[1])
     assert [line.split(" ")[0] for line in frame if re.match("(collector|learner|evaluator)", line)] == [
         "collector", "collector", "learner", "evaluator",
     ]  # fmt: skip

@@ -50,10 +50,13 @@ def test_a_scrape_tells_the_view(text: str) -> None:
         'lzero_async_run_info{title="PriorZero: a game"} 1.0',
         "lzero_async_run_seconds 10.0",
         "lzero_async_left_seconds 5.0",
-        'lzero_async_progress_total{count="environment steps"} 1234.0',
-        'lzero_async_progress_limit{count="environment steps"} 20000.0',
-        'lzero_async_progress_per_second{count="updates"} 3.5',
-        'lzero_async_fill_ratio{room="queue"} 0.5',
+        "lzero_async_steps_trained_total 1234.0",
+        "lzero_async_steps_trained_limit 20000.0",
+        "lzero_async_steps_trained_per_second 123.4",
+        "lzero_async_steps_played_total 1500.0",
+        "lzero_async_updates_per_second 3.5",
+        'lzero_async_progress_ratio{count="steps trained"} 0.0617',
+        "lzero_async_queue_fill_ratio 0.5",
         'lzero_async_score{kind="best"} 4.0',
         'lzero_async_role_seconds_total{role="collector 1",state="waiting"} 5.0',
         'lzero_async_role_state{role="collector 1",state="waiting"} 1.0',
@@ -61,15 +64,15 @@ def test_a_scrape_tells_the_view(text: str) -> None:
         'lzero_async_role_state_seconds{role="learner"} 0.25',
         "lzero_async_lag_batches 1.0",
         "lzero_async_lag_bound_batches 4.0",
-        "lzero_async_off_policy_degree 4.0",
+        "lzero_async_degree_versions 4.0",
         "lzero_async_dropped_batches_total 6.0",
         "lzero_async_restarts_total 9.0",
-        'lzero_async_wait_seconds_total{stage="collect"} 7.0',
-        'lzero_async_stage_seconds_total{stage="train"} 15.0',
-        'lzero_async_sample_age_versions{kind="max"} 30.0',
+        "lzero_async_collect_wait_seconds_total 7.0",
+        "lzero_async_train_seconds_total 15.0",
+        "lzero_async_sample_age_max_versions 30.0",
     ):
         assert line in lines, line
-    assert not [line for line in lines if 'room="buffer"' in line or 'kind="highest"' in line]  # they are unknown
+    assert not [line for line in lines if "buffer_fill" in line or 'kind="highest"' in line]  # they are unknown
     assert re.search(r'^lzero_async_role_cpu_seconds_total{role="learner"} [\d.]+$', text, re.MULTILINE)
 
 
@@ -113,7 +116,7 @@ def test_nothing_is_read_between_scrapes_and_each_sees_the_present() -> None:
     try:
         assert asked == []
         for number in (1, 2):
-            assert f'lzero_async_progress_total{{count="environment steps"}} {number}.0' in scrape(server)
+            assert f"lzero_async_steps_trained_total {number}.0\n" in scrape(server)
         assert len(asked) == 2
     finally:
         server.close()
@@ -230,6 +233,7 @@ def expressions() -> list[tuple[str, str]]:
 
 
 def test_every_metric_of_the_dashboard_is_told(text: str) -> None:
+    text += "\nlzero_async_buffer_fill_ratio 0\n"  # of runs with a buffer
     told = set(re.findall(r"^(\w+)[{ ]", text, re.MULTILINE)) | set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     asked = {
         name for _, expression in expressions() for name in re.findall(r"\b(?:lzero_async|process)_\w+", expression)

@@ -197,7 +197,7 @@ def test_importing_the_library_pulls_in_nothing_heavy() -> None:
 
 
 ORDER = [
-    "errors refusals types folder_lock tensor_file packing strict_json",
+    "errors refusals types folder_lock tensor_file packing strict_json quantities",
     "config activity calls lines parcels checkpoint progress distributions summary kept_warnings soundness",
     "clock gate trace wire run_folder options view sharing scaling screen",
     "adaptive stats tuning utilisation run_files live_roles role_process",

@@ -85,15 +85,16 @@ def test_a_run_writes_what_it_says(straight: Path, capsys: pytest.CaptureFixture
 
 def test_the_score_of_a_run_is_that_of_the_mode_it_is_evaluated_in() -> None:
     rows = [("prior", 3.0), ("prior", 7.0), ("prior", 5.0), ("world_model", 9.0), ("llm", 1.0)]
-    run = SimpleNamespace(max_env_step=0, max_iter=0, max_seconds=0)
+    run = SimpleNamespace(max_env_step=100, max_iter=0, max_seconds=0)
     options = SimpleNamespace(run_config=run, policy_config=SimpleNamespace(replay_buffer_size=10))
     application = SimpleNamespace(
-        options=options, history=[{"mode": mode, "mean": mean} for mode, mean in rows], _rates={"collect": 0, "train": 0},
-        env_steps=0, collected_steps=0, _steps_before=0, updates=0, gone=1.0, _stored=0, _recent=[],
+        options=options, history=[{"mode": mode, "mean": mean} for mode, mean in rows],
+        env_steps=40, steps_played=50, updates=0, gone=1.0, _stored=0, _recent=[],
         coordinator=SimpleNamespace(train_count=0), queue=SimpleNamespace(mean=None), game=SimpleNamespace(max_score=10),
     )  # fmt: skip
     seen = PriorZero._progressed(application)
     assert (seen.last_score, seen.best_score) == (5.0, 7.0)
+    assert seen.counts[:2] == (("steps_trained", 40, 100, 0.0), ("steps_played", 50, None, 0.0))
     application.history = []
     assert PriorZero._progressed(application).last_score is None
 

@@ -77,11 +77,11 @@ def test_a_run_gets_a_page_in_its_folder(tmp_path: Path, capsys: pytest.CaptureF
     page = Page(run / "report.html")
     assert [attributes["id"] for attributes in page.of("section")] == list(SECTIONS)
     for words in (
-        "A test: of the report", "began 2026-01-02 03:04 UTC", "It ran 1 min and trained on 20 batches (12,345 environment steps",
+        "A test: of the report", "began 2026-01-02 03:04 UTC", "It ran 1 min and trained on 20 batches (12,345 steps trained",
         "ended by max_env_step", "The best mean return was 432 of 500, the last 400.", "206 per second",
         "The learner is the bottleneck: it was active 97 % of the time while collectors waited 33 %",
-        "Staleness was 1.5 on average and 2 at most, the lag 1.4 on average and 2 at most (off_policy_degree 2, kept).",
-        "bound: degree 2", "1 failed collect, 1 restart.",
+        "Staleness was 1.5 on average and 2 at most, the lag 1.4 on average and 2 at most (degree 2, kept).",
+        "bound: degree 2", "failed collects 1, restarts 1.",
         "12.5 s warning collector 1 failed (no answer); restart 1 of at most 3",
         "12.5 s CPU · 300 MB", "2 scalars over 20 trains", "The same all the time: learner/fixed 7.",
         "python train.py --seed 1", "8 cores", "16 GB of memory", "no GPU", "lzero-async 0.1.0", "policy.lr 0.001",
@@ -120,17 +120,17 @@ def test_batches_beyond_the_bound_stand_out(tmp_path: Path) -> None:
     page = report(run, out=tmp_path / "page.html")
     bars = [bar["class"] for bar in page.of("rect") if str(bar["class"]).startswith("bar")]
     assert bars == ["bar"] * 3 + ["bar beyond"] * 2
-    assert "off_policy_degree 2, exceeded" in page.text
+    assert "(degree 2, exceeded)" in page.text
 
 
 def test_a_bound_that_is_none_is_not_judged(tmp_path: Path) -> None:
     late = statistics(staleness_counts={"9": 1}, staleness_max=9)
     for changes, words in (
-        ({"options": {"staleness_policy": "allow"}, "statistics": late}, "(off_policy_degree 2)."),
-        ({"statistics": late | {"staleness_policy": "allow"}}, "(off_policy_degree 2)."),
-        ({"statistics": late | {"staleness_policy": "drop"}}, "(off_policy_degree 2, exceeded)."),
+        ({"options": {"staleness_policy": "allow"}, "statistics": late}, "(degree 2)."),
+        ({"statistics": late | {"staleness_policy": "allow"}}, "(degree 2)."),
+        ({"statistics": late | {"staleness_policy": "drop"}}, "(degree 2, exceeded)."),
         ({"statistics": late | {"queue_capacity": 8}}, "(queue of 8)."),
-        ({"statistics": late | {"degree_changes": 1}}, "(off_policy_degree 2, exceeded)."),
+        ({"statistics": late | {"degree_changes": 1}}, "(degree 2, exceeded)."),
         ({"statistics": statistics(train_count=0)}, "No batch was trained."),
     ):
         page = report(write_run(tmp_path / "one", **changes), out=tmp_path / "page.html")
@@ -161,7 +161,7 @@ def test_a_degree_that_changes_is_drawn(tmp_path: Path) -> None:
         trace.train(number * 10.0, number * 10.0 + 9, number, number + 1, 1)
     trace.close()
     page = report(run, out=tmp_path / "page.html")
-    assert "the degree" in page.text and "(off_policy_degree 2, kept)." in page.text and "bound: degree 4" in page.text
+    assert "the degree" in page.text and "(degree 2, kept)." in page.text and "bound: degree 4" in page.text
 
 
 def test_seconds_without_a_core_are_told(tmp_path: Path) -> None:
@@ -198,13 +198,13 @@ def test_a_run_that_was_killed_after_its_first_checkpoint(tmp_path: Path) -> Non
                          max_lag=0, wall_time=0.0, failed=0, restarts=0)  # fmt: skip
     rows = roles((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), None, seconds=0.04)
     early = {"seconds": 0.04, "statistics": nothing, "roles": rows, "evaluations": [], "score": {}, "ended_by": None}
-    run = write_run(tmp_path / "one", **early, counts={"environment steps": 7, "updates": 0})
+    run = write_run(tmp_path / "one", **early, counts={"steps trained": 7, "updates": 0})
     page = report(run, out=tmp_path / "page.html")
     for words in (
-        "It ran 1 min 4 s and trained on 20 batches (7 environment steps). It has not come to its end",
-        "it is still running, it failed, or it was killed.", "environment steps 7 at the last summary",
-        "batches trained 20 20 collected",
-        "Staleness was 1.85 on average and 2 at most, the lag 2 at most (off_policy_degree 2, kept).",
+        "It ran 1 min 4 s and trained on 20 batches (7 steps trained). It has not come to its end",
+        "it is still running, it failed, or it was killed.", "steps trained 7 at the last summary",
+        "trains 20 20 collects",
+        "Staleness was 1.85 on average and 2 at most, the lag 2 at most (degree 2, kept).",
         "The learner is the bottleneck", "The last summary was written after 0.04 s, and the trace goes on until 1 min 4 s",
     ):  # fmt: skip
         assert words in page.text, words
@@ -216,7 +216,7 @@ def test_a_summary_that_knows_more_than_the_trace_is_kept(tmp_path: Path) -> Non
     more = statistics(train_count=900, collect_count=901)
     run = write_run(tmp_path / "one", ended_by=None, seconds=100.0, statistics=more)
     page = report(run, out=tmp_path / "page.html")
-    assert "It ran 1 min 40 s and trained on 900 batches" in page.text and "901 collected" in page.text
+    assert "It ran 1 min 40 s and trained on 900 batches" in page.text and "901 collects" in page.text
     assert "The last summary was written" not in page.text
     run = write_run(tmp_path / "two", seconds=1.0, statistics=statistics(train_count=3, collect_count=3))
     assert "It ran 1.0 s and trained on 3 batches" in report(run, out=tmp_path / "page.html").text
@@ -415,7 +415,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     page = report(one, two, out=tmp_path / "page.html")
     assert "a/run" in page.text and "b/run" in page.text
     assert f"updates/s 2 5 {TIMES} 2.50" in page.text
-    assert f"batches trained 20 30 {TIMES} 1.50" in page.text
+    assert f"trains 20 30 {TIMES} 1.50" in page.text
     assert "policy.off_policy_degree 2 8" in page.text
     assert "One line per run" in page.text
 

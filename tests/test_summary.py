@@ -48,8 +48,8 @@ def test_the_summary_says_what_ran_and_what_came_of_it(folder: Path) -> None:
     results = json.loads((folder / "results.json").read_text())
     assert (found["program"], found["title"]) == ("episode_ppo", "Whole-episode PPO: CartPole-v1")
     assert found["ended_by"] == "total_episodes" and found["seconds"] > 0
-    assert found["axis"] == "episodes" and found["counts"]["episodes"] == 24
-    assert found["rates"]["episodes/s"] == pytest.approx(24 / found["seconds"])
+    assert found["axis"] == "episodes trained" and found["counts"]["episodes trained"] == 24
+    assert found["rates"]["episodes trained/s"] == pytest.approx(24 / found["seconds"])
     assert [row["steps"] for row in found["evaluations"]] == [8, 16, 24, 24]
     assert all(row["low"] <= row["score"] <= row["high"] for row in found["evaluations"])
     assert found["score"]["best"] == max(row["score"] for row in found["evaluations"])
@@ -71,10 +71,11 @@ def test_the_summary_has_every_role_with_its_seconds_and_its_processor_time(fold
 def test_a_resumed_run_keeps_the_earlier_trace_and_counts_on(folder: Path) -> None:
     found = read_summary(folder)
     first = json.loads((folder / "first.json").read_text())
-    assert found["counts"]["episodes"] == 32
-    assert found["rates"]["episodes/s"] == pytest.approx(8 / found["seconds"])
-    steps = found["counts"]["environment steps"] - first["counts"]["environment steps"]
-    assert found["rates"]["environment steps/s"] == pytest.approx(steps / found["seconds"])
+    assert found["counts"]["episodes trained"] == 32
+    assert found["rates"]["episodes trained/s"] == pytest.approx(8 / found["seconds"])
+    for name in ("steps trained", "steps played"):
+        steps = found["counts"][name] - first["counts"][name]
+        assert found["rates"][f"{name}/s"] == pytest.approx(steps / found["seconds"])
     assert found["earlier_seconds"] >= first["seconds"] > first["earlier_seconds"] == 0.0
     seconds = [row["seconds"] for row in found["evaluations"]]
     assert len(seconds) == 6 and seconds == sorted(seconds)
@@ -131,12 +132,12 @@ def test_a_view_shows_the_run_as_it_is(tmp_path: Path) -> None:
         view = trainer.view()
     finally:
         trainer.close()
-    assert view.counts[0] == ("episodes", 24, 24, 0)
+    assert view.counts[0] == ("episodes_trained", 24, 24, 0)
     assert view.left == 0.0 and view.score == "mean return"
     assert view.best_score == max(row["mean_return"] for row in trainer.history)
     assert view.last_score == trainer.history[-1]["mean_return"]
     assert view.fills["queue"] > 0 and view.fills["buffer"] is None
-    assert view.rates["episodes/s"] == pytest.approx(24 / view.gone, rel=0.01)
+    assert view.rates["episodes_trained"] == pytest.approx(24 / view.gone, rel=0.01)
 
 
 # -- the parts by hand -------------------------------------------------------------------------------------------------

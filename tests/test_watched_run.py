@@ -68,7 +68,7 @@ def test_prometheus_asks_during_a_run_and_tensorboard_reads_it_afterwards(tmp_pa
     finally:
         trainer.close()
     assert [number(text, "lzero_async_trains_total") for text in scraped] == list(range(1, UPDATES + 1))
-    assert [number(text, 'lzero_async_progress_total{count="episodes"}') for text in scraped] == [6, 12, 18, 24, 30, 36]
+    assert [number(text, "lzero_async_episodes_trained_total") for text in scraped] == [6, 12, 18, 24, 30, 36]
     assert number(scraped[-1], "lzero_async_staleness_versions_count") == UPDATES
     assert number(scraped[-1], 'lzero_async_role_seconds_total{role="learner",state="active"}') > 0
     assert said.getvalue().count(f"metrics for Prometheus: http://127.0.0.1:{port}/metrics\n") == 1
@@ -85,7 +85,7 @@ def check_board(folder: Path) -> None:
     names = set(events.Tags()["scalars"])
     assert {name.split("/")[0] for name in names} == {"async", "busy", "data", "evaluator", "learner"}
     assert {"async/lag", "async/active/learner", "async/idle/collector", "async/queue_fill"} <= names
-    points = [(event.step, event.value) for event in events.Scalars("async/train_count")]
+    points = [(event.step, event.value) for event in events.Scalars("async/trains")]
     assert points[0] == (6, 1.0)
     assert points[-1] == (36, float(UPDATES))
     assert len(points) < UPDATES  # a run of a second is not recorded at every train

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from lzero_async.quantities import TROUBLES, label
 from lzero_async.report.bottleneck import find_bottleneck
 from lzero_async.report.markup import Html, html, note, section, table
 from lzero_async.report.material import Material
@@ -62,30 +63,25 @@ def _outcome(run: Material) -> list[Tile]:
 
 def _working(run: Material) -> list[Tile]:
     statistics, cpu, cores = run.statistics, run.summary["utilisation"].get("cpu"), run.summary["machine"].get("cores")
-    collected = f"{number(statistics.get('collect_count'))} collected"
-    found = [Tile("batches trained", number(statistics.get("train_count")), collected)]
+    collected = f"{number(statistics.get('collect_count'))} {label('collect_count')}"
+    found = [Tile(label("train_count"), number(statistics.get("train_count")), collected)]
     held = find_bottleneck(run.summary).kind
     if held not in ("unknown", "none"):
         found.append(Tile("bottleneck", NAMED.get(held, held), "where the time went", "time"))
     if is_number(statistics.get("staleness_mean")):
         bound = statistics.get("off_policy_degree")
-        limit = f"at most {number(statistics.get('staleness_max'))}"
-        limit += f", degree {number(bound)}" if is_number(bound) else ""
-        found.append(Tile("mean staleness", number(statistics["staleness_mean"]), limit))
+        limit = f"max {number(statistics.get('staleness_max'))}"
+        limit += f", {label('off_policy_degree')} {number(bound)}" if is_number(bound) else ""
+        found.append(Tile(label("staleness_mean"), number(statistics["staleness_mean"]), limit))
     if is_number(cpu):
         found.append(Tile("CPU in use", percent(cpu), f"of {plural(cores, 'core')}" if is_number(cores) else ""))
+    # A time-out is a bad episode or a restart.
     counted = (
-        "failed",
-        "train_failures",
-        "refused_threads",
-        "missing_descriptors",
-        "restarts",
-        "bad_episodes",
-        "bad_batches",
+        "failed", "train_failures", "refused_threads", "missing_descriptors", "restarts", "bad_episodes", "bad_batches",
         "bad_updates",
-    )  # a time-out is a bad episode or a restart
+    )  # fmt: skip
     problems = sum(int(statistics.get(name) or 0) for name in counted)
-    dropped = f"{number(statistics.get('dropped') or 0)} batches dropped"
+    dropped = f"{number(statistics.get('dropped') or 0)} {label('dropped')}"
     found.append(Tile("failures, restarts", number(problems) if problems else "none", dropped, "trouble"))
     return found
 
@@ -122,6 +118,9 @@ def _measures(runs: Sequence[Material]) -> list[tuple[str, Callable[[Any], str],
     def of(*path: str) -> list[Any]:
         return [_at(run.summary, path) for run in runs]
 
+    def counted(key: str, text: Callable[[Any], str] = number) -> tuple[str, Callable[[Any], str], list[Any]]:
+        return label(key), text, of("statistics", key)
+
     counts = dict.fromkeys(name for run in runs for name in run.summary["counts"])
     rates = dict.fromkeys(name for run in runs for name in run.summary["rates"])
     score = next((str(run.summary["score"]["name"]) for run in runs if run.summary["score"].get("name")), "score")
@@ -132,18 +131,14 @@ def _measures(runs: Sequence[Material]) -> list[tuple[str, Callable[[Any], str],
         ("time", duration, [run.seconds for run in runs]),
         *((name, number, of("counts", name)) for name in counts),
         *((name, number, of("rates", name)) for name in rates),
-        ("batches trained", number, of("statistics", "train_count")),
+        counted("train_count"),
         *((name, percent, [share_of(run, role, state) for run in runs]) for name, role, state in ROLES),
-        ("overlap efficiency", percent, of("statistics", "overlap_efficiency")),
-        ("mean staleness", number, of("statistics", "staleness_mean")),
-        ("highest staleness", number, of("statistics", "staleness_max")),
-        ("mean lag", number, of("statistics", "mean_lag")),
+        counted("overlap_efficiency", percent),
+        *(counted(key) for key in ("staleness_mean", "staleness_max", "mean_lag", "max_lag")),
         ("CPU in use", percent, of("utilisation", "cpu")),
         ("CPU time of the run", duration, of("utilisation", "cpu_seconds")),
         ("a batch", size, of("batch_bytes")),
-        ("failed", number, of("statistics", "failed")),
-        ("dropped", number, of("statistics", "dropped")),
-        ("restarts", number, of("statistics", "restarts")),
+        *(counted(key) for key in TROUBLES),
     ]
 
 

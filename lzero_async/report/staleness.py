@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from lzero_async.quantities import label
 from lzero_async.report.charts import Band, Bar, Line, Mark, bars, plot
 from lzero_async.report.curves import flat
 from lzero_async.report.markup import Html, html, note, section
@@ -37,7 +38,7 @@ def _in_words(run: Material, runs: Sequence[Material]) -> str:
     bound = (
         f"queue of {number(queue)}"
         if is_number(queue)
-        else f"off_policy_degree {number(found.get('off_policy_degree'))}"
+        else f"{label('off_policy_degree')} {number(found.get('off_policy_degree'))}"
     )
     kept = "" if is_number(queue) else _kept(run)
     lag = f"{number(found['mean_lag'])} on average and " if is_number(found.get("mean_lag")) else ""

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from lzero_async.quantities import TROUBLES, label
 from lzero_async.report.markup import Html, html, note, section, table
 from lzero_async.report.material import Material
-from lzero_async.report.words import is_number, moment, plural
+from lzero_async.report.words import is_number, moment
 
 MOST_EVENTS: Final = 200
-COUNTED: Final = {
-    "failed": "failed collect", "train_failures": "failed train", "refused_threads": "refused thread",
-    "missing_descriptors": "missing descriptor", "restarts": "restart", "retired": "retired collector",
-    "dropped": "dropped batch",
-    "abandoned": "abandoned collect", "degree_changes": "change of the degree", "bad_episodes": "bad episode",
-    "env_timeouts": "time-out of an environment", "bad_batches": "refused batch", "bad_updates": "skipped update",
-}  # fmt: skip
-PLURALS: Final = {
-    "dropped batch": "dropped batches", "change of the degree": "changes of the degree",
-    "time-out of an environment": "time-outs of environments", "refused batch": "refused batches",
-}  # fmt: skip
 
 
 def trouble(runs: Sequence[Material]) -> Html:
@@ -41,11 +31,9 @@ def trouble(runs: Sequence[Material]) -> Html:
 def _counts(run: Material, runs: Sequence[Material]) -> str:
     name = f"{run.name}: " if len(runs) > 1 else ""
     found = []
-    for key, word in COUNTED.items():
+    for key in (*TROUBLES, "degree_changes"):
         count = run.statistics.get(key)
         if is_number(count) and count:
-            found.append(
-                plural(int(count), word) if count == 1 or word not in PLURALS else f"{int(count):,} {PLURALS[word]}"
-            )
+            found.append(f"{label(key)} {int(count):,}")
     note_ = " (a collect that the end of the run cuts off is abandoned)" if run.statistics.get("abandoned") else ""
     return f"{name}{', '.join(found)}{note_}." if found else f"{name}No failures, no restarts, nothing dropped."

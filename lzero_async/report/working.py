@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from lzero_async.quantities import label
 from lzero_async.report.bottleneck import find_bottleneck
 from lzero_async.report.charts import Line, keys, plot
 from lzero_async.report.markup import Html, html, note, section
@@ -26,16 +27,20 @@ def throughput(runs: Sequence[Material]) -> Html:
     if len(runs) == 1:
         _, _, seen = traced[0]
         lines = [
-            Line("batches collected", rate_of(seen.collects, seen), 2),
-            Line("batches trained", rate_of(seen.trains, seen), 1, "dashed"),
+            Line(label("collect_count"), rate_of(seen.collects, seen), 2),
+            Line(label("train_count"), rate_of(seen.trains, seen), 1, "dashed"),
         ]
-        return section("throughput", "Throughput", _rates("batches per second", lines, seen.seconds))
+        return section(
+            "throughput",
+            "Throughput",
+            _rates(f"{label('collect_count')} and {label('train_count')} per second", lines, seen.seconds),
+        )
     collected = [Line(run.name, rate_of(seen.collects, seen), place) for place, run, seen in traced]
     trained = [Line(run.name, rate_of(seen.trains, seen), place) for place, run, seen in traced]
     until = max(seen.seconds for *_, seen in traced)
     charts = (
-        _rates("batches collected per second", collected, until),
-        _rates("batches trained per second", trained, until),
+        _rates(f"{label('collect_count')} per second", collected, until),
+        _rates(f"{label('train_count')} per second", trained, until),
     )
     return section("throughput", "Throughput", html("div", charts, class_="pair"))
 

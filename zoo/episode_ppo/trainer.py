@@ -19,9 +19,10 @@ from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, ma
 from lzero_async.application import PLACES, ScoredApplication, thread_limit
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
+from lzero_async.quantities import label, rate_label
 from lzero_async.records import Records
 from lzero_async.types import Batch, CollectContext, EvalResult, StopSignal, TrainReport
-from lzero_async.view import Count, Progressed, seconds_left
+from lzero_async.view import SECONDS, Count, Progressed, per_second, seconds_left
 from zoo.episode_ppo import roles
 from zoo.episode_ppo.factories import Spaces
 from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
@@ -60,7 +61,6 @@ class Trainer(ScoredApplication):
         self._eval_counting = threading.Lock()
         self.spaces = spaces
         self._learner_seconds = 0.0
-        self._episodes_before = self._steps_before = 0
         self._busy_before = 0.0
         self._build_or_close(self._build)
 
@@ -212,12 +212,8 @@ class Trainer(ScoredApplication):
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def _loop(self) -> dict[str, Any]:
-        options, before = self.options, self.pool.statistics()
-        self._episodes_before, self._steps_before, self._busy_before = (
-            before.complete,
-            before.steps,
-            before.busy_seconds,
-        )
+        options = self.options
+        self._busy_before = self.pool.statistics().busy_seconds
         max_train, max_collect = self._limits()
         return dict(
             collect_fn=self.collect,
@@ -316,16 +312,16 @@ class Trainer(ScoredApplication):
 
     def _progressed(self) -> Progressed:
         options, pool, gone = self.options, self.pool.statistics(), max(self.gone, 1e-9)
-        played = pool.complete - self._episodes_before
         counts = (
-            Count("episodes", self.counters["episodes"], options.total_episodes or None),
-            Count("environment steps", self.counters["steps"]),
+            Count("episodes_trained", self.counters["episodes"], options.total_episodes or None),
+            Count("episodes_played", pool.complete),
+            Count("steps_trained", self.counters["steps"]),
+            Count("steps_played", pool.steps),
             Count("updates", self.counters["updates"]),
-            Count("seconds", gone, options.max_seconds or None),
+            Count(SECONDS, gone, options.max_seconds or None),
         )
         return Progressed(
             counts=counts,
-            rates={"episodes/s": played / gone, "environment steps/s": (pool.steps - self._steps_before) / gone},
             fills={"queue": self.queue.mean, "buffer": None},
             score="mean return",
             last_score=self.history[-1]["mean_return"] if self.history else None,
@@ -339,12 +335,15 @@ class Trainer(ScoredApplication):
         options, episodes, gone, seen = self.options, self.counters["episodes"], self.gone, self.progressed()
         left, pool = seconds_left(seen.counts, gone), self.pool.statistics()
         parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
-        parts.append(f"episodes {episodes:,}" + (f"/{options.total_episodes:,}" if options.total_episodes else ""))
+        parts.append(
+            f"{label('episodes_trained')} {episodes:,}"
+            + (f"/{options.total_episodes:,}" if options.total_episodes else "")
+        )
         if pool.mean_return is not None:
             parts.append(f"return {pool.mean_return:.1f}, length {pool.mean_length:.0f}")
         parts.append(f"best eval {self.best['return']:.1f}" if self.best["return"] is not None else "best eval -")
-        parts.append(f"{seen.rates['episodes/s']:.1f} eps/sec")
-        parts.append(f"{seen.rates['environment steps/s']:.0f} steps/s")
+        rates = per_second(seen.counts, gone)
+        parts += [f"{rates[key]:.1f} {rate_label(key)}" for key in ("episodes_played", "steps_played") if rates]
         return " | ".join(parts)
 
     # -- saving and resuming -------------------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ from lzero_async.application import PLACES, ScoredApplication, thread_limit
 from lzero_async.errors import ConfigError, WorkerStuck
 from lzero_async.options import device_of
 from lzero_async.progress import Progress, duration
+from lzero_async.quantities import label, rate_label
 from lzero_async.records import Records
 from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
 from lzero_async.utilisation import Utilisation
-from lzero_async.view import Count, Progressed, seconds_left
+from lzero_async.view import SECONDS, Count, Progressed, per_second, seconds_left
 from zoo.mbpo.data_collector import AsyncDataCollector
 from zoo.mbpo.guarding import BAD_EPISODE, STUCK
 from zoo.mbpo.options import backend_of
@@ -342,13 +343,13 @@ class Trainer(ScoredApplication):
     def _progressed(self) -> Progressed:
         options, gone, collectors = self.options, self.gone, self.collectors.statistics()
         counts = (
-            Count("environment steps", self.counters["real_data"], options.max_steps or None),
+            Count("steps_trained", self.counters["real_data"], options.max_steps or None),
+            Count("steps_played", collectors.steps),
             Count("updates", self.counters["agent_updates"]),
-            Count("seconds", gone, options.max_seconds or None),
+            Count(SECONDS, gone, options.max_seconds or None),
         )
         return Progressed(
             counts=counts,
-            rates={"environment steps/s": collectors.steps_per_second, "updates/s": self._rates.get("updates", 0.0)},
             fills={"queue": self.queue.mean, "buffer": self._fill.get("real_buffer")},
             score="mean return",
             last_score=self.history[-1]["mean_return"] if self.history else None,
@@ -362,13 +363,13 @@ class Trainer(ScoredApplication):
         options, steps, seen = self.options, self.counters["real_data"], self.progressed()
         gone, left = self.gone, seconds_left(seen.counts, self.gone)
         parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
-        parts.append(f"real {steps:,}" + (f"/{options.max_steps:,}" if options.max_steps else ""))
+        parts.append(f"{label('steps_trained')} {steps:,}" + (f"/{options.max_steps:,}" if options.max_steps else ""))
         parts.append(f"return {seen.recent_score:.0f}" if seen.recent_score is not None else "return -")
         parts.append(f"best eval {self.best['return']:.0f}" if self.best["return"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")
         if self._rates:
-            rates = seen.rates
-            parts.append(f"{rates['environment steps/s']:.0f} steps/s, {rates['updates/s']:.0f} updates/s")
+            rates = per_second(seen.counts, gone)
+            parts += [f"{rates[key]:.0f} {rate_label(key)}" for key in ("steps_played", "updates") if rates]
         return " | ".join(parts)
 
     def _told(self, event: Any) -> None:

@@ -24,9 +24,10 @@ from lzero_async.application import PLACES, Application, thread_limit
 from lzero_async.calls import CallStop
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.progress import Progress, duration
+from lzero_async.quantities import QUANTITIES, label, rate_label
 from lzero_async.records import Records
 from lzero_async.types import BackgroundContext, Batch, CollectContext, EvalContext, EvalResult, StopSignal, TrainReport
-from lzero_async.view import Count, Progressed, seconds_left
+from lzero_async.view import SECONDS, Count, Progressed, per_second, seconds_left
 from zoo.jericho.priorzero import roles
 from zoo.jericho.priorzero.game_files import Game
 from zoo.jericho.priorzero.learner_group import LearnerGroup, on_loopback
@@ -333,7 +334,6 @@ class PriorZero(Application):
 
     def _loop(self) -> dict[str, Any]:
         run = self.options.run_config
-        self._steps_before = self.env_steps
         return dict(
             collect_fn=self.collect,
             eval_fn=self.evaluate if run.eval_every and run.eval_modes else None,
@@ -379,7 +379,8 @@ class PriorZero(Application):
 
     def _own_scalars(self) -> dict[str, float]:
         values = {f"reuse/{name}": value for name, value in self.reuse().items()}
-        return values | {f"trouble/{name}": count for name, count in self._troubles().items()}
+        own = {name: count for name, count in self._troubles().items() if name not in QUANTITIES}
+        return values | {f"trouble/{name}": count for name, count in own.items()}
 
     def _troubles(self) -> dict[str, int]:
         with self._counting:
@@ -396,6 +397,11 @@ class PriorZero(Application):
             self.collected_steps += number
         self.progress.show(self.line())
 
+    @property
+    def steps_played(self) -> int:
+        """Steps of all collects, those before a resume included."""
+        return max(self.env_steps, self._steps_before + self.collected_steps)
+
     def _watching(self) -> Any:
         return self.options.run_config
 
@@ -403,19 +409,18 @@ class PriorZero(Application):
         return f"PriorZero: {self.game.label}"
 
     def _progressed(self) -> Progressed:
-        run, rates = self.options.run_config, self._rates
-        steps = max(self.env_steps, self._steps_before + self.collected_steps)
+        run = self.options.run_config
         counts = (
-            Count("environment steps", steps, run.max_env_step or None),
-            Count("trains", self.coordinator.train_count, run.max_iter or None),
+            Count("steps_trained", self.env_steps, run.max_env_step or None),
+            Count("steps_played", self.steps_played),
+            Count("train_count", self.coordinator.train_count, run.max_iter or None),
             Count("updates", self.updates),
-            Count("seconds", self.gone, run.max_seconds or None),
+            Count(SECONDS, self.gone, run.max_seconds or None),
         )
         # The first row is of the mode that the run is evaluated in; at the end others follow.
         scores = [row["mean"] for row in self.history if row["mode"] == self.history[0]["mode"]]
         return Progressed(
             counts=counts,
-            rates={"environment steps/s": rates["collect"], "updates/s": rates["train"]},
             fills={
                 "queue": self.queue.mean, "buffer": self._stored / self.options.policy_config.replay_buffer_size
             },
@@ -438,15 +443,20 @@ class PriorZero(Application):
     def line(self) -> str:
         """The live line."""
         run, seen = self.options.run_config, self.progressed()
-        steps, left = int(seen.counts[0].value), seconds_left(seen.counts, self.gone)
-        parts = [duration(self.gone) + (f", {duration(left)} left" if left is not None else "")]
-        parts.append(f"env steps {steps:,}" + (f"/{run.max_env_step:,}" if run.max_env_step else ""))
-        parts.append(f"train {self.coordinator.train_count}" + (f"/{run.max_iter}" if run.max_iter else ""))
+        gone, left = self.gone, seconds_left(seen.counts, self.gone)
+        parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
+        parts.append(f"{label('steps_played')} {self.steps_played:,}")
+        steps = f"/{run.max_env_step:,}" if run.max_env_step else ""
+        parts.append(f"{label('steps_trained')} {self.env_steps:,}{steps}")
+        parts.append(
+            f"{label('train_count')} {self.coordinator.train_count}" + (f"/{run.max_iter}" if run.max_iter else "")
+        )
         parts.append(f"score {seen.recent_score:.1f}" if seen.recent_score is not None else "score -")
         parts.append(f"best eval {self.best['score']:.1f}" if self.best["score"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")
         if self._losses:
-            parts.append(f"{self._rates['collect']:.0f} steps/s, {self._rates['train']:.1f} updates/s")
+            rates = per_second(seen.counts, gone)
+            parts += [f"{rates[key]:.1f} {rate_label(key)}" for key in ("steps_played", "updates") if rates]
             parts.append(f"loss {self._losses['weighted_total_loss']:.2f}")
         return " | ".join(parts)
 
@@ -488,6 +498,7 @@ class PriorZero(Application):
             "streams": list(self._streams),
             "history": list(self.history),
             "recent": self._recent,
+            "steps_played": self.steps_played,
         }
         return self._save_whole(state)
 
@@ -504,6 +515,7 @@ class PriorZero(Application):
             batches = None if count < 0 else [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             self.env_steps = int(state["env_steps"])
+            self._steps_before = int(state.get("steps_played", self.env_steps))
             self.earlier_seconds = float(state.get("seconds", 0.0))
             self.best = {"score": state["best"]["score"], "version": int(state["best"]["version"])}
             self.history, self._recent = list(state["history"]), list(state["recent"])
