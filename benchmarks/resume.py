@@ -42,7 +42,7 @@ def measure() -> dict[str, float]:
         process = subprocess.Popen(command(broken), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         for line in process.stderr:
-            if f" train {KILL_AFTER + 2}/" in line:
+            if f" trains {KILL_AFTER + 2}/" in line:
                 process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
         lost = len(rows(broken)) - KILL_AFTER

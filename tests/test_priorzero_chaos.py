@@ -650,7 +650,7 @@ def test_nothing_outlives_an_entry_point_that_is_killed_and_a_resumed_run_comple
         process.kill()
         assert vanish(family | marked())
     with start(llm, folder, *words) as process:
-        read_until(process, " train 3/")
+        read_until(process, " trains 3/")
         family = marked()
         assert len(family) >= 1 + 3 + 2 + 4  # roles, engines, games
         process.kill()
@@ -666,7 +666,7 @@ def test_nothing_outlives_an_entry_point_that_is_killed_and_a_resumed_run_comple
 def test_ctrl_c_saves_what_waits_and_a_resumed_run_completes(llm: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with start(llm, folder, "--max_iter", "6", "--set", "run_config.checkpoint_every=0") as process:
-        read_until(process, " train 2/")
+        read_until(process, " trains 2/")
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         at = time.monotonic()
         output, errors = process.communicate(timeout=FOREVER)

@@ -116,7 +116,7 @@ def test_kill_9_and_resume_give_the_same_numbers(straight: Path, llm: str, tmp_p
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
     assert process.stderr is not None
     for line in process.stderr:  # the progress line after the fourth train: the checkpoint of the third is there
-        if " train 4/" in line:
+        if " trains 4/" in line:
             process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     process.stderr.close()
@@ -138,7 +138,7 @@ def test_ctrl_c_saves_a_checkpoint_and_resuming_gives_the_same_numbers(
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if " train 2/" in line:
+        if " trains 2/" in line:
             os.kill(process.pid, signal.SIGINT)
             break
     output, errors = process.communicate(timeout=120)
@@ -422,7 +422,7 @@ def test_ctrl_c_in_the_first_collect_ends_in_order(llm: str, tmp_path: Path) -> 
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if "train 0/" in line:
+        if "trains 0/" in line:
             os.kill(process.pid, signal.SIGINT)
             break
     output, errors = process.communicate(timeout=120)
