@@ -47,6 +47,8 @@ def test_every_number_comes_from_its_statistic() -> None:
         "async/dropped_batches": 6.0,
         "async/failed_collects": 7.0,
         "async/failed_trains": 14.0,
+        "async/refused_threads": 21.0,
+        "async/missing_descriptors": 22.0,
         "async/abandoned_batches": 8.0,
         "async/restarts": 9.0,
         "async/retired_collectors": 10.0,
