@@ -363,14 +363,16 @@ class RegionPool:
             return region, region.give_away()
         with self._lock:
             free = self._free()
-            fitting = [region for region in free if region.capacity >= size]
+            # A power of two, so that others fit later; pages that are not touched cost nothing. A region that is much larger
+            # may be full of pages that were: whoever kept a small array in it would keep them all.
+            capacity = 1 << max(16, (size - 1).bit_length())
+            fitting = [region for region in free if size <= region.capacity <= 2 * capacity]
             if fitting:
                 region = min(fitting, key=lambda candidate: candidate.capacity)
                 free.remove(region)
                 self._watched.remove(region)
             else:
-                # A power of two, so that others fit later; pages that are not touched cost nothing.
-                region = _Region(1 << max(16, (size - 1).bit_length()))
+                region = _Region(capacity)
             lease = region.lend()
             self._forget_surplus(free)
             if not self._closed:

@@ -370,6 +370,20 @@ def test_only_a_few_free_regions_are_kept_and_the_smallest_that_fits_is_used() -
     pool.close()
 
 
+def test_a_small_array_does_not_keep_the_memory_of_a_large_one(pair: Pair) -> None:
+    kept, inodes = [], set()
+    for byte in range(6):
+        pair.bring(Parcel(filled(byte, 8 << 20)))
+        small = pair.bring(Parcel(filled(byte, 40_000)))
+        status = os.fstat(small._lease.descriptor)
+        inodes.add((status.st_ino, status.st_blocks * 512))
+        kept.append(small.open())
+    assert [set(array) for array in kept] == [{byte} for byte in range(6)]
+    assert len(inodes) == 6
+    assert sum(size for _, size in inodes) < 6 * 4 * 40_000
+    del small
+
+
 def test_a_parcel_may_be_collected_while_its_pool_is_locked() -> None:
     """The garbage collector runs finalizers wherever it likes: also in a thread that holds the pool's lock."""
     pool = RegionPool()
