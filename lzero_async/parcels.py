@@ -34,6 +34,7 @@ KEPT_REGIONS: Final = 4
 WATCHED_REGIONS: Final = 32
 POISON: Final = bool(os.environ.get("LZERO_ASYNC_POISON_PARCELS"))  # for tests: overwrite memory when it becomes free
 _ALIGN: Final = 64
+_WHOLE: Final = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # torch's types by their bytes
 _PRESSURE: Final = 256 << 20  # mapped bytes above which garbage may hold too many of them
 
 
@@ -69,7 +70,7 @@ class Parcel:
         self.meta = meta
         self._value = value
         self._live = live
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # its value may hold the parcel itself
         self._packed: Packed | None = None
         self._stored: Stored | None = None
         self._lease: Lease | None = None
@@ -102,7 +103,12 @@ class Parcel:
             packed, stored, lease = self._packed, self._stored, self._lease
             if packed is None and stored is None:
                 if self._live:  # nobody settled it on its way here
-                    self._value, self._live = _copied(self._value), False
+                    self._live = False  # now: the value may hold the parcel itself
+                    try:
+                        self._value = _copied(self._value)
+                    except BaseException:
+                        self._live = True
+                        raise
                 return self._value
         if stored is not None:  # its memory cannot be mapped for writing
             return loads(stored.payload, [bytearray(buffer) for buffer in stored.buffers])
@@ -426,15 +432,20 @@ class Pickler(pickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(torch, "Tensor"):  # another thread may be importing it: no tensor is there yet
             return NotImplemented
-        if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided:
+        if not isinstance(obj, torch.Tensor) or obj.layout is not torch.strided or obj.is_quantized:
             return NotImplemented
-        tensor = obj.detach().cpu().contiguous()
-        if tensor.dtype is torch.bfloat16:
-            return _tensor, (tensor.view(torch.int16).numpy(), "bfloat16")
+        is_parameter = type(obj) is torch.nn.Parameter
+        if type(obj) is not torch.Tensor and not is_parameter:
+            return NotImplemented
         try:
-            return _tensor, (tensor.numpy(), "")
-        except (TypeError, RuntimeError):  # numpy has no such type: as torch pickles it
+            tensor = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            try:
+                array, dtype = tensor.numpy(), ""
+            except TypeError:  # numpy has no such type: as whole numbers of the same size
+                array, dtype = tensor.view(getattr(torch, _WHOLE[tensor.itemsize])).numpy(), str(tensor.dtype)[6:]
+        except (TypeError, RuntimeError, KeyError):  # it has no data, say: as torch pickles it
             return NotImplemented
+        return _tensor, (array, dtype, obj.requires_grad and obj.is_leaf, is_parameter)
 
 
 class Unpickler(pickle.Unpickler):
@@ -495,7 +506,11 @@ def loads(
     read_only: bool = False,
 ) -> Any:
     """Read a pickled value; with `read_only`, tensors lie in the buffers even if those cannot be written to."""
-    return Unpickler(io.BytesIO(payload), buffers, parcels, read_only).load()
+    value = Unpickler(io.BytesIO(payload), buffers, parcels, read_only).load()
+    # torch keeps every sparse tensor that it made until its own `load` has looked at them: for ever, where nobody calls that.
+    if kept := getattr(sys.modules.get("torch._utils"), "_sparse_tensors_to_validate", None):
+        kept.clear()
+    return value
 
 
 def _copied(value: Any) -> Any:
@@ -505,19 +520,27 @@ def _copied(value: Any) -> Any:
     return loads(payload, [bytearray(buffer) for buffer in buffers])
 
 
-def _tensor(array: Any, kind: str) -> Any:
+def _tensor(array: Any, dtype: str, requires_grad: bool, is_parameter: bool) -> Any:
     import torch
 
     if not array.flags.writeable:
         array = array.copy()
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if kind == "bfloat16" else tensor
+    return _as_it_was(torch.from_numpy(array), dtype, requires_grad, is_parameter)
 
 
-def _read_only_tensor(array: Any, kind: str) -> Any:
+def _read_only_tensor(array: Any, dtype: str, requires_grad: bool, is_parameter: bool) -> Any:
     import torch
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch knows no read-only tensors and says so
         tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if kind == "bfloat16" else tensor
+    return _as_it_was(tensor, dtype, requires_grad, is_parameter)
+
+
+def _as_it_was(tensor: Any, dtype: str, requires_grad: bool, is_parameter: bool) -> Any:
+    """The tensor with its own type, and a parameter if it was one: a network that travels can still be trained."""
+    import torch
+
+    if dtype:
+        tensor = tensor.view(getattr(torch, dtype))
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)

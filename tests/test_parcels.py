@@ -275,16 +275,67 @@ def test_a_parcel_that_two_threads_send_at_once_is_packed_once() -> None:
     pool.close()
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:torch.quantize", "ignore:TypedStorage")
 def test_tensors_of_types_that_numpy_does_not_know_travel_too(pair: Pair) -> None:
     torch = pytest.importorskip("torch")
+    numbers = torch.arange(70_000.0)
     tensors = {
-        "bfloat": torch.arange(70_000).to(torch.bfloat16),
+        "bfloat": numbers.to(torch.bfloat16),
+        "eighth": numbers.to(torch.float8_e4m3fn),
+        "complex": torch.arange(70_000, dtype=torch.int32).view(torch.complex32),
+        "single": torch.tensor(1.5).to(torch.float8_e5m2),
         "conjugate": torch.tensor([1 + 2j]).conj(),
+        "quantised": torch.quantize_per_tensor(numbers[:9], 0.1, 3, torch.qint8),
+        "sparse": torch.eye(3).to_sparse(),
     }
     parcel = pair.bring(Parcel(tensors))
-    found = parcel.open()
-    assert torch.equal(found["bfloat"], tensors["bfloat"])
-    assert found["conjugate"].resolve_conj()[0] == 1 - 2j
+    for found in (parcel.open(), parcel.read()):
+        for name, tensor in tensors.items():
+            assert found[name].dtype is tensor.dtype and found[name].shape == tensor.shape
+        assert torch.equal(found["bfloat"], tensors["bfloat"])
+        assert torch.equal(found["eighth"].view(torch.uint8), tensors["eighth"].view(torch.uint8))
+        assert torch.equal(found["complex"].view(torch.int32), tensors["complex"].view(torch.int32))
+        assert found["single"].float() == 1.5
+        assert found["conjugate"].resolve_conj()[0] == 1 - 2j
+        assert torch.equal(found["quantised"].dequantize(), tensors["quantised"].dequantize())
+        assert torch.equal(found["sparse"].to_dense(), torch.eye(3))
+    assert pair.bring(Parcel(torch.empty(2, 3, device="meta"))).open().shape == (2, 3)
+
+
+def test_a_network_that_travels_can_still_be_trained(pair: Pair) -> None:
+    torch = pytest.importorskip("torch")
+    network = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 1))
+    network[0].bias.requires_grad_(False)
+    network[1].tied = network[0].weight
+    start = torch.ones(2_000, requires_grad=True)
+    for sent in (pair.bring(Parcel((network, start))).open(), pair.bring((network, start))):
+        arrived, leaf = sent
+        assert [type(part) for part in arrived.parameters()] == [torch.nn.Parameter] * 4
+        assert [part.requires_grad for part in arrived.parameters()] == [True, False, True, True]
+        assert arrived[1].tied is arrived[0].weight
+        assert leaf.requires_grad and leaf.is_leaf
+        arrived(torch.ones(1, 100)).sum().backward()
+        assert arrived[0].weight.grad is not None and arrived[0].bias.grad is None
+    assert not pair.bring(start * 2).requires_grad  # how it was computed stays behind
+
+
+class Marked(list[Any]):
+    """A value with a parcel of itself in it."""
+
+
+def test_a_parcel_in_its_own_value_is_packed_once(pair: Pair) -> None:
+    value = Marked([filled(3)])
+    value.append(Parcel(value, "inner"))
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: pair.bring(value[1])).result(20).open()
+    assert set(found[0]) == {3}
+    assert found[1].meta == "inner" and found[1].open() is found
+    live = Parcel(value, live=True)
+    value[1] = live
+    assert live.open()[1].open() is live.open()[1].open()[1].open()
+    value.clear(), found.clear()
+    del found, live
+    gc.collect()
 
 
 # -- regions -----------------------------------------------------------------------------------------------------------------
