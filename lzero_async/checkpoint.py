@@ -7,18 +7,21 @@ one.
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import json
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from lzero_async.errors import ConfigError
 from lzero_async.packing import BODY, pack, unpack
 from lzero_async.tensor_file import Damaged, TensorFile, write
 
+_numbers: Final = itertools.count(1)  # of the files that this process writes
 LAYOUT: Final = 2  # of every application's files: how a state becomes one
 
 
@@ -39,27 +42,57 @@ def save(path: Path, state: Mapping[str, Any], kind: CheckpointKind) -> None:
     """Write `state` (nested dicts, lists, tuples, sets, numbers, text, bytes, arrays, tensors) atomically and durably.
 
     Raises ConfigError, and leaves an older file at `path` untouched, when the disk refuses or the state holds something else.
+    Of several that are saved there at once the last one stays.
     """
     entries = pack(dict(state))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    opened: list[Path] = []
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with _open_beside(path, opened) as file:
             write(file, entries, {"format": kind.format, "version": kind.written})
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+            opened[-1].replace(path)
         _sync_folder(path.parent)
-        for stale in path.parent.glob(f".{path.name}.*.tmp"):  # of a process that was killed while it wrote
-            stale.unlink(missing_ok=True)
+        _remove_stale(path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        for temporary in opened:
+            temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise ConfigError(
                 f"The {kind.title} checkpoint {path} cannot be written ({error}); free some space or choose another "
                 "--exp_name. The checkpoint written before it is still there."
             ) from error
         raise
+
+
+def _open_beside(path: Path, opened: list[Path]) -> BinaryIO:
+    """A file to write into and to move to `path`, which is held; its own path is the last one of `opened`."""
+    while True:
+        opened.append(path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp"))
+        file = opened[-1].open("wb")
+        if _hold(file) and opened[-1].exists():
+            return file
+        file.close()  # somebody took it for one that was left, before it was held
+
+
+def _remove_stale(path: Path) -> None:
+    """What processes have left that were killed while they wrote."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        with suppress(FileNotFoundError), left.open("r+b") as file:
+            if _hold(file):
+                left.unlink()
+
+
+def _hold(file: BinaryIO) -> bool:
+    """Have a file that is being written to oneself, as long as it is open; False if somebody else has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # there are no locks here
+        return True
+    return True
 
 
 @contextmanager

@@ -139,6 +139,7 @@ class _Packer:
         if dtype not in _TORCH or value.layout != self._torch.strided or value.device.type == "meta":
             raise _refused(f"a tensor of {value.dtype} with layout {value.layout} on {value.device}", name)
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        flat = flat.as_strided(flat.shape, (1,))  # a single number counts as in one piece whatever its stride
         return self._keep(name, dtype, value.shape, _TORCH[dtype], flat.view(self._torch.uint8).numpy())
 
     def _keep(self, name: str, dtype: str, shape: Iterable[int], known: str, raw: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections import OrderedDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,6 +206,21 @@ def test_parameters_are_kept_as_tensors(tmp_path: Path) -> None:
     found = checkpoint.load(tmp_path / "a.safetensors", KIND)
     assert_same(found["w"], layer.weight.detach())
     assert_same(found["all"], layer.state_dict())
+
+
+def test_a_single_number_of_any_stride_is_kept(tmp_path: Path) -> None:
+    row = torch.arange(6.0).reshape(1, 6)
+    state = {
+        "column": row[:, 3],
+        "corner": torch.arange(9.0).reshape(3, 3)[::2, ::2][1:, 1:],
+        "imaginary": torch.tensor([1 + 2j]).conj().imag,
+        "bits": row.to(torch.bfloat16)[:, 2:3],
+    }
+    checkpoint.save(tmp_path / "a.safetensors", state, KIND)
+    found = checkpoint.load(tmp_path / "a.safetensors", KIND)
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        "column": [3.0], "corner": [[8.0]], "imaginary": [-2.0], "bits": [[2.0]]
+    }  # fmt: skip
 
 
 def test_safetensors_reads_the_file_by_name(tmp_path: Path) -> None:
@@ -406,6 +422,41 @@ def test_a_state_that_changes_while_it_is_saved_is_still_whole(tmp_path: Path, m
     monkeypatch.setattr(tensor_file, "_write_pieces", lambda file, data: write_pieces(Changing(file), data))
     checkpoint.save(tmp_path / "a.safetensors", {"a": array}, KIND)
     assert set(checkpoint.load(tmp_path / "a.safetensors", KIND)["a"]) <= set(range(9))
+
+
+def test_checkpoints_that_are_saved_at_once_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+
+    def save(number: int) -> None:
+        for _ in range(12):
+            checkpoint.save(path, {"a": np.full(300_000 + number, number), "number": number}, KIND)
+
+    save(0)
+    fork = os.fork()
+    if not fork:
+        try:
+            save(3)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    with ThreadPoolExecutor(2) as threads:
+        saving = [threads.submit(save, number) for number in (1, 2)]
+        while not all(one.done() for one in saving):
+            found = checkpoint.load(path, KIND)
+            assert len(found["a"]) == 300_000 + found["number"] and set(found["a"][::1000]) == {found["number"]}
+        for one in saving:
+            one.result()
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+    assert os.listdir(tmp_path) == ["a.safetensors"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """Also one that had the number of a process that lives."""
+    for number in (1, os.getpid(), os.getppid()):
+        (tmp_path / f".a.safetensors.{number}-9.tmp").write_bytes(b"half")
+    (tmp_path / ".other.safetensors.1-9.tmp").write_bytes(b"of another one")
+    checkpoint.save(tmp_path / "a.safetensors", {"a": 1}, KIND)
+    assert sorted(os.listdir(tmp_path)) == [".other.safetensors.1-9.tmp", "a.safetensors"]
 
 
 def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
