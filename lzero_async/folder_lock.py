@@ -44,7 +44,7 @@ class FolderLock:
             return True
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _lock(handle, _TRIES)
+            _lock(handle)
             os.truncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         except BaseException as error:
@@ -78,7 +78,8 @@ def holder(folder: Path) -> str | None:
         except OSError:
             return None
         try:
-            _lock(handle)
+            # Shared: NFS locks exclusively only what may be written to.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
         except BlockingIOError:
             pid, _, host = os.pread(handle, 1_000, 0).decode(errors="replace").strip().partition(" ")
@@ -93,9 +94,9 @@ def holder(folder: Path) -> str | None:
         time.sleep(_PAUSE)
 
 
-def _lock(handle: int, tries: int = 1) -> None:
+def _lock(handle: int) -> None:
     """BlockingIOError if somebody else has the file's lock."""
-    for left in reversed(range(tries)):
+    for left in reversed(range(_TRIES)):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return

@@ -156,7 +156,10 @@ def find_run(
 
 def folder_of(saved: Path) -> Path | None:
     """The folder of the run that wrote a checkpoint, if the file still lies there."""
-    return saved.parent.parent if saved.parent.name == LAST_CHECKPOINT.parent.name else None
+    for place in (saved, Path(os.path.abspath(saved))):  # the latter for who stands in that folder
+        if place.parent.name == LAST_CHECKPOINT.parent.name:
+            return place.parent.parent
+    return None
 
 
 def free_folder(
@@ -168,9 +171,10 @@ def free_folder(
     Files whose names begin with a word of `harmless` do not make a run.
     """
     folder, number = Path(exp_name), 2
+    base = folder if folder.name not in ("", "..") else Path(os.path.abspath(folder))
     own = None if saved is None else folder_of(saved)
     while not _take(folder, own, lock, harmless, folder_flag):
-        folder, number = Path(f"{exp_name}-{number}"), number + 1
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
     _own.append(folder.absolute())
     return folder
 

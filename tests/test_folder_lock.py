@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -161,6 +162,68 @@ def test_a_folder_without_locks_is_one_sentence(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("fcntl.flock", none_here)
     with FolderLock() as lock, pytest.raises(ConfigError, match=r"cannot be locked \(No locks available\)"):
         free_folder(str(tmp_path / "run"), None, lock)
+
+
+def test_a_folder_on_nfs_is_held_and_its_holder_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There an exclusive lock needs a file that is open for writing."""
+    flock = fcntl.flock
+
+    def as_on_nfs(handle: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(9, "Bad file descriptor")
+        flock(handle, operation)
+
+    monkeypatch.setattr("fcntl.flock", as_on_nfs)
+    saved = tmp_path / "run" / "ckpt" / "last.safetensors"
+    with FolderLock() as first, FolderLock() as second:
+        folder = free_folder(str(tmp_path / "run"), None, first)
+        saved.parent.mkdir()
+        saved.touch()
+        with pytest.raises(ConfigError, match=f"still running .pid {os.getpid()}"):
+            find_checkpoint(str(folder), str(folder), second)
+        first.release()
+        say_folder(free_folder(str(folder), None, second), str(folder), None)
+        assert "--resume" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["run/", "run//", "./run/.", "run", "other/../run/"])
+def test_a_second_run_is_beside_the_first_however_its_name_is_written(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    with FolderLock() as first, FolderLock() as second:
+        folder = free_folder(name, None, first)
+        (folder / "results.json").touch()
+        assert folder.resolve() == tmp_path / "run"
+        assert free_folder(name, None, second).resolve() == tmp_path / "run-2"
+
+
+@pytest.mark.parametrize("name", [".", "within/.."])
+def test_a_run_where_one_stands_has_a_folder_beside_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = tmp_path / "stand"
+    (stand / "within").mkdir(parents=True)
+    monkeypatch.chdir(stand)
+    with FolderLock() as lock:
+        assert free_folder(name, None, lock) == tmp_path / "stand-2"
+
+
+def test_a_checkpoint_is_of_its_run_also_for_who_stands_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "run" / "ckpt" / "last.safetensors"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    monkeypatch.chdir(saved.parent)
+    with FolderLock() as first, FolderLock() as second:
+        assert find_checkpoint("last.safetensors", "runs/default", first) == Path("last.safetensors")
+        assert first.holds(tmp_path / "run")
+        with pytest.raises(ConfigError, match="still running"):
+            find_checkpoint("last.safetensors", "runs/default", second)
 
 
 def test_who_holds_the_name_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
