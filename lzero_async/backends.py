@@ -7,6 +7,7 @@ not know where it lives.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import queue
@@ -298,7 +299,8 @@ class _Home:
 
 
 def _settled(value: Any) -> Any:
-    """The value, with a copy of every live parcel's content; parcels are looked for in tuples, lists and dictionaries."""
+    """The value, with a copy of every live parcel's content; parcels are looked for in tuples, lists, dictionaries and
+    dataclasses."""
     if isinstance(value, Parcel):
         return value.settled(freeze)
     if isinstance(value, (tuple, list)):
@@ -307,6 +309,9 @@ def _settled(value: Any) -> Any:
     elif isinstance(value, dict):
         for part in value.values():
             _settled(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _settled(getattr(value, field.name, None))
     return value
 
 

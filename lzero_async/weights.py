@@ -73,7 +73,7 @@ def freeze(state: Any) -> Any:
     if hasattr(state, "detach") and hasattr(state, "clone"):
         return state.detach().clone()
     if hasattr(state, "setflags") and hasattr(state, "copy"):
-        array = state.copy()
+        array = copy.deepcopy(state)  # also the objects of an array that holds some
         array.setflags(write=False)
         return array
     return copy.deepcopy(state)

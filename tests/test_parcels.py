@@ -14,6 +14,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,40 @@ class Slow:
         self.entered.set()
         assert self.go_on.wait(10)
         return bytes, (b"slow",)
+
+
+@dataclass
+class Report:
+    """What a role returns."""
+
+    weights: Parcel
+    loss: float = 0.0
+
+
+class Trained:
+    """A role whose weights change."""
+
+    def __init__(self, emit: Callable[[Any], None]) -> None:
+        self._weights, self._emit = np.zeros(3), emit
+
+    def train(self) -> Report:
+        self._weights += 1
+        report = Report(Parcel(self._weights, live=True))
+        self._emit([report])
+        return report
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread"])
+def test_a_live_parcel_in_a_dataclass_is_what_it_was(kind: str) -> None:
+    told: list[Any] = []
+    backend = make_backend(kind)
+    try:
+        worker = backend.start("learner", Trained, on_event=told.append)
+        reports = [worker.call("train") for _ in range(3)]
+    finally:
+        backend.close()
+    assert [report.weights.open()[0] for report in reports] == [1, 2, 3]
+    assert [event[0].weights.open()[0] for event in told] == [1, 2, 3]
 
 
 def test_a_parcel_that_two_threads_send_at_once_is_packed_once() -> None:

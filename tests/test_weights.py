@@ -24,6 +24,17 @@ def test_a_snapshot_does_not_follow_the_learner() -> None:
     assert snapshot.state["steps"] == (1, 2)
 
 
+def test_objects_in_an_array_do_not_follow_either() -> None:
+    weights = np.empty(2, dtype=object)
+    weights[:] = [[1], np.zeros(3)]
+    state = WeightStore().publish(weights, 0).state
+    weights[0].append(2)
+    weights[1] += 1
+    assert state[0] == [1] and state[1].tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="read-only"):
+        state[0] = 1
+
+
 class Layer(NamedTuple):
     """Weights by name."""
 
