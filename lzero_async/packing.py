@@ -211,7 +211,7 @@ class _Unpacker:
         data, kind = self._read(name), np.dtype(dtype)
         if not data:
             return np.empty(shape, kind)
-        return np.frombuffer(data if dtype in _NUMPY else bytearray(data), kind).reshape(shape)
+        return np.frombuffer(data, kind).reshape(shape)
 
     def _tensor(self, name: str, dtype: str, shape: list[int]) -> Any:
         if self._read is None:
@@ -221,7 +221,7 @@ class _Unpacker:
         data, kind = self._read(name), getattr(torch, dtype)
         if not data:
             return torch.empty(shape, dtype=kind)
-        return torch.frombuffer(data if _TORCH[dtype] else bytearray(data), dtype=kind).reshape(shape)
+        return torch.frombuffer(data, dtype=kind).reshape(shape)
 
     def _named(self, module: str, name: str, fields: list[str], values: list[Any]) -> Any:
         found, held = _class(module, name), tuple(self.unpack(values))

@@ -73,13 +73,14 @@ def _write_pieces(file: BinaryIO, data: memoryview) -> bytes:
 class TensorFile:
     """A file that can be read. Everything raises Damaged that is not as `write` left it.
 
-    It is mapped, not read: what changes in the bytes stays in this process, and the file may be replaced meanwhile.
+    It is mapped, so that only what somebody wants is read; that is copied, so that it stays as it is whatever becomes of the
+    file, also if somebody writes into it.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             with path.open("rb") as file:
-                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+                self._data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             self._first = _WIDTH + int.from_bytes(self._data[:_WIDTH], "little")
             header = json.loads(bytes(self._data[_WIDTH : self._first]))
             self._header = _checked(header, self._data.nbytes - self._first)
@@ -101,7 +102,7 @@ class TensorFile:
 
     def read(self, name: str) -> memoryview:
         """The bytes of a name, which are as they were written and may be changed; aligned for its type."""
-        data = self._bytes(name)
+        data = memoryview(bytearray(self._bytes(name)))
         self._check(name, data, self._places[name])
         return data
 

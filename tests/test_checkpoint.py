@@ -424,6 +424,23 @@ def test_a_state_that_changes_while_it_is_saved_is_still_whole(tmp_path: Path, m
     assert set(checkpoint.load(tmp_path / "a.safetensors", KIND)["a"]) <= set(range(9))
 
 
+def test_what_was_loaded_stays_when_the_file_is_written_into(tmp_path: Path) -> None:
+    """By cp or rsync --inplace, say, which put another one in its place without a new file."""
+    path, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    for file, value in ((path, 1.0), (other, 2.0)):
+        state = {"a": np.full(50_000, value), "t": torch.full((50_000,), value), "c": torch.full((9,), value * 1j)}
+        checkpoint.save(file, state, KIND)
+    found = checkpoint.load(path, KIND)
+    with path.open("r+b") as file:
+        file.write(other.read_bytes())
+    assert set(found["a"]) == {1.0} and found["t"].unique().tolist() == [1.0] and set(found["c"].tolist()) == {1j}
+    found["a"][:] = 3.0
+    found = checkpoint.load(path, KIND)
+    assert set(found["a"]) == {2.0}
+    os.truncate(path, 100)
+    assert found["t"].unique().tolist() == [2.0]
+
+
 def test_checkpoints_that_are_saved_at_once_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
 
