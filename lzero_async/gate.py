@@ -247,12 +247,14 @@ class Gate:
             raise GateError(f"Nothing trains, so nothing can finish: the learner is {self.running or 'idle'}.")
         return self._drop_expired() if self.policy == "drop" else []
 
-    def fail_train(self) -> None:
-        """Take back the running train or replay: nothing is counted and its batch stays first in line."""
+    def fail_train(self) -> list[Ticket]:
+        """Take back the running train or replay: nothing is counted and its batch stays first in line. Return the batches that
+        came in too late while it ran, and are dropped."""
         if self.running not in ("train", "replay"):
             raise GateError(f"Nothing trains, so nothing can fail: the learner is {self.running or 'idle'}.")
         replays = self.replays_in_row - (self.running == "replay")
         self.owed, self.replays_in_row, self.running = self.running == "train", replays, None
+        return self._drop_expired() if self.policy == "drop" else []
 
     def start_eval(self) -> None:
         """Take the learner's turn for an evaluation."""
@@ -421,7 +423,8 @@ class Gate:
         self.priorities = {number: rank for number, rank in self.priorities.items() if number in waiting}
         ended = self.trained + self.failed + self.dropped + self.abandoned
         self.dropped += self.admitted - ended - len(self.waiting) - len(self.tickets)  # taken out, and not counted yet
-        self._drop_expired()
+        if self.policy == "drop":
+            self._drop_expired()
         self._make_room()
 
     def _require_open(self, ticket_id: int) -> None:

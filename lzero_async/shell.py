@@ -243,7 +243,7 @@ class GateShell:
         elif finish is not None:
             finish()
         else:
-            self.gate.fail_train()
+            self._forget(self.gate.fail_train())
             self._turn = None
 
     def heal(self) -> None:

@@ -286,6 +286,32 @@ def test_under_drop_a_batch_past_its_deadline_leaves_the_queue_wherever_it_stand
     assert gate.violations() == []
 
 
+def test_under_drop_what_came_too_late_during_a_replay_is_dropped_though_the_replay_fails() -> None:
+    gate = queue(policy="drop", capacity=3, max_train_ahead=2)
+    for _ in range(2):
+        gate.commit(gate.start_collect().id)
+        gate.start_train()
+        gate.finish_train()  # and its weights cannot be published
+    gate.start_replay()
+    late = gate.start_collect()
+    assert late.deadline < gate.version
+    assert gate.commit(late.id) == []
+    assert gate.fail_train() == [late]
+    assert gate.train_rule() == "no batch waits"
+    assert (gate.dropped, gate.violations()) == (1, [])
+
+
+def test_under_allow_a_failure_anywhere_drops_no_old_batch_of_a_queue_with_priorities() -> None:
+    gate = queue(order="priority", capacity=5, num_collectors=1)
+    for priority in (1.0, 2.0, 3.0, 4.0):
+        gate.commit(gate.start_collect().id, priority)
+    for _ in range(3):
+        trained(gate)
+    assert gate.waiting[0].deadline < gate.version
+    gate.mend()
+    assert ([t.id for t in gate.waiting], gate.dropped) == ([0], 0)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
