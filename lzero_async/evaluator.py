@@ -159,8 +159,9 @@ class BackgroundEvaluator:
         self.forget_queued(run)
         with self._lock:
             own = self._current is not None and self._current.run is run
+            if own:
+                self._cancel()
         if own:
-            self._cancel()
             try:
                 self._wait(timeout, run)
             except GateTimeout:
@@ -197,6 +198,11 @@ class BackgroundEvaluator:
                 return
             self._working, self._runner, self._closing = True, runner, False
         while (job := self._take()) is not None:
+            if runner.cancelled:  # which was meant for the one before
+                runner.close()
+                runner = LoopRunner()
+                with self._lock:
+                    self._runner, self._closing = runner, False
             result, error = self._evaluate(job, runner)
             if result is None and self._given_up(error):
                 error = None  # abandoned by a stop

@@ -200,6 +200,9 @@ class TrainStage(Stage):
         self._retries = parts.retries
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        gate = self.shell.gate
+        if gate.version - gate.published >= gate.publish_every:  # collectors may be waiting for that already
+            self.parts.publish()
         return self.shell.request_train(make_waiter, self)
 
     def enter(self, ticket: Ticket) -> None:

@@ -146,6 +146,11 @@ class LoopRunner:
             with self._lock:
                 self._task = None
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether nothing runs here any more."""
+        return self._cancelled
+
     def cancel(self) -> None:
         """Cancel what runs now and what would run later; callable from any thread."""
         with self._lock:

@@ -85,6 +85,27 @@ def test_what_a_failed_run_had_queued_is_not_evaluated_in_the_next() -> None:
     assert "first" not in seen[1:]
 
 
+def test_an_evaluation_of_the_next_run_is_made_though_one_of_the_last_run_had_to_be_given_up() -> None:
+    with VirtualClock() as clock:
+        learner = FakeLearner(clock, 1.0)
+        coordinator = AsyncTrainingCoordinator(1, True, get_weights=learner.get_weights, clock=clock)
+
+        def long(context: EvalContext) -> float:
+            clock.sleep(20.0)
+            return 1.0
+
+        async def quick(context: EvalContext) -> float:
+            return 7.0
+
+        with pytest.raises(RuntimeError):
+            coordinator.run(FakeCollector(clock, 1.0, fail_at={4}), learner, long, eval_every=1, **quiet)
+        last = coordinator.train_count + 3  # it is due while the long one still runs
+        result = coordinator.run(FakeCollector(clock, 1.0), learner, quick, eval_every=last, max_train=last, **quiet)
+        assert result.last_eval is not None
+        assert (result.last_eval.value, result.last_eval.version) == (7.0, last)
+        coordinator.close()
+
+
 # -- a user's own threads ------------------------------------------------------------------------------------------------
 
 
@@ -286,3 +307,43 @@ def test_weights_that_could_not_be_published_are_published_by_the_next_collect()
         broken[0] = False
         assert coordinator.train_count == 1
         assert coordinator.run_collect(lambda context: context.version, with_context=True, timeout=10.0) == 1
+
+
+@pytest.mark.parametrize(("degree", "publish_every"), [(0, 1), (1, 2)])
+def test_a_collector_that_waits_already_gets_the_weights_that_could_not_be_published(
+    degree: int, publish_every: int
+) -> None:
+    with VirtualClock() as clock:
+        broken = [False]
+
+        def get_weights() -> int:
+            if broken[0]:
+                raise OSError("for a moment")
+            return 1
+
+        coordinator = AsyncTrainingCoordinator(
+            degree, publish_every=publish_every, get_weights=get_weights, clock=clock
+        )
+        for last in range(publish_every):
+            coordinator.run_collect(lambda: 1)
+            broken[0] = last == publish_every - 1
+            if not broken[0]:
+                coordinator.run_train(lambda: None)
+        versions: list[int] = []
+
+        def collect() -> None:
+            while len(versions) < 2:
+                coordinator.run_collect(lambda context: versions.append(context.version), with_context=True)
+
+        def train() -> None:
+            threads.start("collector", collect)
+            clock.sleep(1.0)  # it waits now for the newest weights
+
+        threads = ThreadGroup(clock, "test")
+        with pytest.raises(OSError, match="for a moment"):
+            coordinator.run_train(train)
+        broken[0] = False
+        coordinator.run_train(lambda: None, timeout=100.0)
+        assert versions[0] == publish_every
+        coordinator.close()
+        assert threads.join(10.0) == []
