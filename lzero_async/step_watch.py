@@ -100,7 +100,11 @@ class StepWatch:
             if self._turn is not None:
                 return
             turn = self._turn = object()
-        self._threads.start("steps", lambda: self._watch(turn))
+        try:
+            self._threads.start("steps", lambda: self._watch(turn))
+        except BaseException:  # the next call tries again
+            self._turn = None
+            raise
 
     def _watch(self, turn: object) -> None:
         while True:
@@ -184,9 +188,14 @@ class _Call:
         return True
 
 
+_EDGES: Final = (_Call.__enter__.__code__, _Call.__exit__.__code__)  # an exception there would leave the call behind
+
+
 def _interrupt(number: int, frame: Any) -> None:
     """In the main thread: raise out of the call that is overdue, if it has not ended since."""
     global _to_interrupt
     call, _to_interrupt = _to_interrupt, None
-    if call is not None and call.runs:
+    if call is not None and frame is not None and frame.f_code in _EDGES:
+        call.tries = 0  # it ends at this very moment; one that only begins is interrupted inside
+    elif call is not None and call.runs:
         raise StepOverdue(f"{call.what} did not return within {call._watch.timeout:g} s (step_timeout)")

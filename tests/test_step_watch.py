@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from lzero_async import make_backend
-from lzero_async.errors import ConfigError, StepOverdue, WorkerStuck
+from lzero_async import make_backend, step_watch
+from lzero_async.errors import ConfigError, LzeroAsyncError, StepOverdue, WorkerStuck
 from lzero_async.step_watch import EXIT_STUCK, StepWatch
 from lzero_async.testing import VirtualClock
 from lzero_async.threads import ThreadGroup
@@ -144,6 +145,50 @@ def test_a_closed_watch_leaves_no_thread_and_watches_again() -> None:
     with pytest.raises(StepOverdue), watch.running("a step"):
         time.sleep(FOR_EVER)
     watch.close()
+
+
+@pytest.mark.parametrize("edge", ["__enter__", "__exit__"])
+def test_an_interrupt_at_the_very_begin_or_end_of_a_call_leaves_no_call_behind(
+    edge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes while `with` enters or leaves: a call that was never taken out would end its process later."""
+    watch = StepWatch(FOR_EVER)
+    call = watch.running("a step")
+    monkeypatch.setattr(step_watch, "_to_interrupt", call)
+
+    wanted = "return" if edge == "__enter__" else "call"
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code is getattr(type(call), edge).__code__ and event == wanted:
+            sys.settrace(None)
+            step_watch._interrupt(0, frame)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with call:
+            begun = watch._calls.copy()
+    finally:
+        sys.settrace(before)
+    assert list(begun.values()) == [call]
+    assert (watch._calls, call.tries) == ({}, 0)
+    watch.close()
+
+
+def test_a_watch_whose_thread_the_system_refused_tries_again_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = StepWatch(0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _refuse)
+        with pytest.raises(LzeroAsyncError, match="No thread can be started"), watch.running("a step"):
+            pytest.fail("it would not be watched")
+    with pytest.raises(StepOverdue), watch.running("a step"):
+        time.sleep(FOR_EVER)
+    watch.close()
+
+
+def _refuse(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def _watchers() -> list[threading.Thread]:
