@@ -239,9 +239,8 @@ class _Run:
                 if self.after_train is not None:
                     self.after_train()
         except GateTimeout as error:
-            if error.origin is not self.shell or self.deadline is None:
+            if error.origin is not self.shell or not self._time_is_over():  # else one of the user's own waits
                 raise
-            self._end("max_seconds")
         except Stopped as error:
             if error.origin is not self.shell:
                 raise
@@ -305,7 +304,7 @@ class _Run:
             return
         start = self.clock.now()
         seen: list[EvalContext] = []
-        value = self._call(runner, coordinator.eval_stage(self), _noting(self.eval_fn, seen))
+        value = self._call(runner, coordinator.eval_stage(self), _noting(self.eval_fn, seen), self._time_left())
         self.eval_ended(EvalResult(seen[0].version, value, self.clock.now() - start, seen[0].snapshot), None)
 
     # -- collectors ----------------------------------------------------------------------------------------------------
@@ -314,7 +313,7 @@ class _Run:
         """Degree 0: collect the batch to train next, unless one is owed; return whether there is one."""
         failures = 0
         while not self.shell.gate.waiting and not self._ended():
-            failures = self._collect_once(0, runner, failures)
+            failures = self._collect_once(0, runner, failures, self._time_left())
         return bool(self.shell.gate.waiting)
 
     def _collect_on_and_on(self, worker: int) -> None:
@@ -348,11 +347,11 @@ class _Run:
             self.on_retire(worker)
         return True
 
-    def _collect_once(self, worker: int, runner: LoopRunner, failures: int) -> int:
+    def _collect_once(self, worker: int, runner: LoopRunner, failures: int, timeout: float | None = None) -> int:
         """Collect one batch; return the failures in a row. By `on_failure`, a failure ends the run or costs a pause."""
         coordinator, shell = self.coordinator, self.shell
         try:
-            self._call(runner, coordinator.collect_stage(worker, self), self.collect_fn)
+            self._call(runner, coordinator.collect_stage(worker, self), self.collect_fn, timeout)
             self.proven.add(worker)
             return 0
         except Exception as error:

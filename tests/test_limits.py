@@ -9,6 +9,7 @@ import pytest
 
 from lzero_async import AsyncTrainingCoordinator
 from lzero_async.config import MAX_BACKOFF, backoff
+from lzero_async.errors import GateTimeout
 from lzero_async.testing import VirtualClock
 from lzero_async.threads import ThreadGroup
 
@@ -131,4 +132,42 @@ def test_a_collector_may_fail_more_than_a_thousand_times_in_a_row() -> None:
             lambda context: collect(), lambda batch: None, max_train=1, print_statistics=False, handle_signals=False
         )
         assert result.reason == "max_train" and result.statistics["restarts"] == 1099
+        coordinator.close()
+
+
+@pytest.mark.parametrize("waits_for", ["collect", "eval"])
+def test_time_is_over_also_while_a_run_in_turn_waits_for_a_users_own_collect(waits_for: str) -> None:
+    with VirtualClock() as clock:
+        coordinator = AsyncTrainingCoordinator(0, clock=clock)
+        own = ThreadGroup(clock, "own")
+
+        def take_the_turn(*context: Any) -> None:
+            own.start("own", lambda: coordinator.run_collect(lambda: clock.sleep(1000.0)))
+            clock.sleep(1.0)
+
+        run: dict[str, Any] = {"eval_fn": lambda context: 1.0, "eval_every": 1}
+        if waits_for == "collect":
+            take_the_turn()
+        begun = clock.now()
+        result = coordinator.run(
+            lambda context: 1, take_the_turn, max_seconds=LIMIT, print_statistics=False, handle_signals=False, **run
+        )
+        assert result.reason == "max_seconds"
+        assert clock.now() - begun == LIMIT
+        assert own.join(2000.0) == []
+        coordinator.close()
+
+
+def test_a_wait_of_the_users_own_that_ran_out_is_not_taken_for_the_end_of_the_time() -> None:
+    with VirtualClock() as clock:
+        coordinator = AsyncTrainingCoordinator(1, clock=clock)
+
+        def train(batch: Any) -> None:
+            coordinator.run_eval(lambda: 1.0, timeout=1.0)  # which waits for the end of this very train
+
+        with pytest.raises(GateTimeout, match="start an evaluation"):
+            coordinator.run(
+                lambda context: 1, train, max_seconds=LIMIT, print_statistics=False, handle_signals=False
+            )
+        assert clock.now() < LIMIT
         coordinator.close()
