@@ -27,6 +27,12 @@ def read_state(state: Any, batches: Sequence[Any] | None) -> SavedState:
     gate = _part(state, "gate")
     recorder = Recorder()
     recorder.load_state_dict(_part(state, "statistics"))
+    for name, count in recorder.base.items():
+        if isinstance(reached := gate.get(name), int) and count > reached:
+            raise ConfigError(
+                f"The saved state is not consistent ({name} is {reached}, and was {count} at the last reset); use another "
+                "checkpoint."
+            )
     adaptive = None if state.get("adaptive") is None else _part(state, "adaptive")
     data = state.get("batches") if batches is None else batches
     return SavedState(gate, recorder, adaptive, None if data is None else _by_id(gate, data))
@@ -34,11 +40,11 @@ def read_state(state: Any, batches: Sequence[Any] | None) -> SavedState:
 
 def _by_id(gate: Mapping[str, Any], data: Sequence[Any]) -> dict[int, Any]:
     try:
-        ids = [int(ticket[0]) for ticket in gate["waiting"]]
+        ids, given = [int(ticket[0]) for ticket in gate["waiting"]], len(data)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ConfigError(f"The saved state of the gate cannot be read ({error!r}); use another checkpoint.") from error
-    if len(data) != len(ids):
-        raise ConfigError(f"The state has {len(ids)} waiting batches, but {len(data)} were given; give one for each.")
+    if given != len(ids):
+        raise ConfigError(f"The state has {len(ids)} waiting batches, but {given} were given; give one for each.")
     return dict(zip(ids, data, strict=True))
 
 

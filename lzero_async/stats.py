@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -121,11 +122,11 @@ class Recorder:
         return used, room + self.room * (self.queue_at + more - self.queue_from)
 
     def sampled(self, report: TrainReport) -> None:
-        """The age of the replayed samples that a train reported."""
-        if report.sample_age_mean is not None:
+        """The age of the replayed samples that a train reported; one that is no number (of no samples) counts as none."""
+        if report.sample_age_mean is not None and math.isfinite(report.sample_age_mean):
             self.sums["age"] += report.sample_age_mean * report.sample_count
             self.sums["age_runs"] += report.sample_count
-        if report.sample_age_max is not None:
+        if report.sample_age_max is not None and math.isfinite(report.sample_age_max):
             self.sums["age_max"] = max(self.sums["age_max"], report.sample_age_max)
 
     def wall(self) -> float:

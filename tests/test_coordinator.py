@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
 import threading
 import time
 import warnings
@@ -254,6 +255,16 @@ def test_sample_ages_are_another_statistic() -> None:
             coordinator.run_train(lambda r=report: r)
         stats = coordinator.get_statistics()
     assert (stats["sample_age_mean"], stats["sample_age_max"], stats["staleness_max"]) == (3.5, 6, 0)
+
+
+def test_ages_of_no_samples_spoil_neither_the_statistics_nor_the_saved_state() -> None:
+    with AsyncTrainingCoordinator(1) as coordinator, AsyncTrainingCoordinator(1) as resumed:
+        for age in (2.0, math.nan, math.inf):
+            coordinator.run_collect(lambda: None)
+            coordinator.run_train(lambda age=age: TrainReport(sample_age_mean=age, sample_age_max=age))
+        resumed.load_state_dict(coordinator.state_dict())
+        stats = resumed.get_statistics()
+    assert (stats["sample_age_mean"], stats["sample_age_max"], stats["train_count"]) == (2.0, 2.0, 3)
 
 
 def test_weights_are_published_as_often_as_asked() -> None:
