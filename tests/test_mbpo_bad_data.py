@@ -316,6 +316,24 @@ def test_a_checkpoint_that_is_not_finite_cannot_be_resumed(tmp_path: Path) -> No
         small_role().load(str(path))
 
 
+def test_bounds_of_the_dynamics_may_be_infinite_but_not_nan(tmp_path: Path) -> None:
+    role, path = small_role(), tmp_path / "last.safetensors"
+    role.save(str(path), {}, [])  # no data yet, so no bounds
+    small_role().load(str(path))
+    state = load_whole(path)
+    state["learner"]["dynamics"]["weights"]["high"][:] = math.nan
+    checkpoint.save(path, state, KIND)
+    with pytest.raises(ConfigError, match=r"learner.dynamics.weights.high is nan"):
+        small_role().load(str(path))
+
+
+def test_what_was_left_out_stays_counted_when_a_role_is_made_anew() -> None:
+    troubles = Troubles()
+    for dynamics in (2, 5, 0, 1, 0):
+        troubles.learned({"bad_batches": 0, "bad_updates": 3, "dynamics_bad_updates": dynamics})
+    assert troubles.counts()["bad_updates"] == 3 + 5 + 1
+
+
 def test_troubles_are_counted_over_resumes_and_said_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     troubles = Troubles()
     assert troubles.line() == ""

@@ -31,7 +31,11 @@ def unsound(state: Mapping[str, Any]) -> str:
     for name in ("learner", "other"):
         part = parts[name]
         if isinstance(part, Mapping) and "dynamics" in part:  # its bounds are infinite as long as it has seen no data
-            weights = {key: value for key, value in part["dynamics"]["weights"].items() if key not in ("low", "high")}
+            weights = {
+                key: value
+                for key, value in part["dynamics"]["weights"].items()
+                if key not in ("low", "high") or (value != value).any()
+            }
             parts[name] = {**part, "dynamics": {**part["dynamics"], "weights": weights}}
     return first_bad(parts)
 

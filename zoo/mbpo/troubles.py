@@ -21,7 +21,7 @@ class Troubles:
         self.bad_episodes: dict[str, int] = {}
         self._lost_to_hanging = 0  # roles that were ended, because an environment hung in them
         self._learner: dict[str, int] = {}
-        self._before: dict[str, int] = {}  # the learner's counts before the last resume
+        self._before: dict[str, int] = {}  # the learner's counts before the last resume or restart
 
     def episode(self, kind: str, sentence: str) -> None:
         """An episode was left out; said at the first, second, fourth, eighth of its kind and so on."""
@@ -39,7 +39,11 @@ class Troubles:
     def learned(self, report: Mapping[str, Any]) -> None:
         """What the learners say of themselves."""
         names = ("bad_batches", "bad_updates", "dynamics_bad_updates")
-        self._learner |= {name: int(report[name]) for name in names if name in report}
+        for name in (name for name in names if name in report):
+            before, now = self._learner.get(name, 0), int(report[name])
+            if now < before:  # its role was made anew and counts from 0
+                self._before[name] = self._before.get(name, 0) + before
+            self._learner[name] = now
 
     def counts(self) -> dict[str, int]:
         """The totals."""
