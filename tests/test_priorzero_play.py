@@ -417,6 +417,25 @@ def test_what_is_asked_while_the_prior_is_busy_becomes_one_batch() -> None:
     thinker.close()
 
 
+def test_a_thread_that_was_refused_does_not_leave_the_prior_busy_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    prior = FakePrior()
+    prior.go.set()
+    thinker = Thinker(prior)
+    question = ("a", SimpleNamespace(state=SimpleNamespace(look="a")))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            thinker.ask([question])
+    thinker.forget()
+    thinker.ask([question])
+    assert wait([thinker.pipe], 60)
+    assert [key for key, _ in thinker.take()] == ["a"]
+    thinker.close()
+
+
 def test_an_error_of_the_prior_comes_out_of_play_with_its_own_traceback(make_player) -> None:
     prior = FakePrior()
     prior.go.set()

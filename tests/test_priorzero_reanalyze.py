@@ -91,6 +91,18 @@ def test_new_targets_replace_the_old_ones_of_their_batch_only() -> None:
     assert learner.replace(fresh_for(99, 9, [1])) == 0
 
 
+@pytest.mark.parametrize("field", ["visits", "values"])
+def test_new_targets_that_are_not_finite_are_not_taken(field: str, caplog: pytest.LogCaptureFixture) -> None:
+    learner = new_learner(batch_size=64, replay_buffer_size=80)
+    learner.train([episode(12, 1)], 0, batch=7)
+    bad = fresh_for(7, 5, [12])
+    getattr(bad, field)[0][3] = np.nan
+    assert learner.replace(bad) == 0
+    assert "batch 7, searched again by version 5, is not taken: targets" in caplog.text
+    assert all(np.isfinite(segment.root_value_segment).all() for segment in learner.buffer.game_segment_buffer)
+    assert learner.replace(fresh_for(7, 5, [12])) == 3
+
+
 def test_ages_are_told_by_source() -> None:
     learner = new_learner()
     learner.train([episode(12, 1)], 0, batch=0)

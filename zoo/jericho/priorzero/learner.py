@@ -204,7 +204,11 @@ class Learner:
         return True
 
     def replace(self, fresh: Fresh) -> int:
-        """Take new targets of a batch for those of its segments that are still in the buffer; how many these are."""
+        """Take new targets of a batch for those of its segments that are still in the buffer; how many these are. Targets that
+        are not finite are not taken: every batch with one of them would be left out."""
+        if found := first_bad([*fresh.visits, *fresh.values], "targets"):
+            log.warning("batch %d, searched again by version %d, is not taken: %s", fresh.batch, fresh.version, found)
+            return 0
         replaced = 0
         for index, (batch, episode, start) in enumerate(self._sources):
             if batch != fresh.batch or self._targets[index] >= fresh.version:

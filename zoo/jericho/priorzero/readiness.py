@@ -108,8 +108,8 @@ class Thinker:
         with self._lock:
             self._asked += questions
             if self._asked and not self._busy:
+                self._executor.submit(self._work)  # which waits for the lock; it may be refused a thread
                 self._busy = True
-                self._executor.submit(self._work)
 
     def take(self) -> list[tuple[Any, Any]]:
         """The (key, answer) pairs that came since the last time; raises what the prior raised."""
