@@ -166,8 +166,6 @@ def test_a_wait_of_the_users_own_that_ran_out_is_not_taken_for_the_end_of_the_ti
             coordinator.run_eval(lambda: 1.0, timeout=1.0)  # which waits for the end of this very train
 
         with pytest.raises(GateTimeout, match="start an evaluation"):
-            coordinator.run(
-                lambda context: 1, train, max_seconds=LIMIT, print_statistics=False, handle_signals=False
-            )
+            coordinator.run(lambda context: 1, train, max_seconds=LIMIT, print_statistics=False, handle_signals=False)
         assert clock.now() < LIMIT
         coordinator.close()

@@ -183,7 +183,7 @@ def test_a_watch_whose_thread_the_system_refused_tries_again_at_the_next_call(mo
         with pytest.raises(LzeroAsyncError, match="No thread can be started"), watch.running("a step"):
             pytest.fail("it would not be watched")
     with pytest.raises(StepOverdue), watch.running("a step"):
-        time.sleep(FOR_EVER)
+        time.sleep(30.0)
     watch.close()
 
 
