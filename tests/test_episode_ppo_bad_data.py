@@ -348,3 +348,12 @@ def test_a_learner_says_which_episode_is_bad() -> None:
 def test_a_step_timeout_is_checked(value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments(tmp_path / "run", "sync"), "--step_timeout", value]) == 2
     assert "step_timeout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_logits_that_overflow_are_bad_data_and_no_action(greedy: bool) -> None:
+    inf_less_inf = np.array([[3.0, 3.0], [-3.0, -3.0]], np.float32)
+    policy = NumpyPolicy({"layer0.weight": inf_less_inf, "layer0.bias": np.zeros(2, np.float32)})
+    obs = np.full(2, 3e38, np.float32)
+    with np.errstate(all="ignore"), pytest.raises(known_errors.BadData, match="logits are not finite"):
+        policy.greedy(obs) if greedy else policy.act(obs, np.random.default_rng(0))

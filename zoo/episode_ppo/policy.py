@@ -58,7 +58,10 @@ class NumpyPolicy:
         output = self._forward(obs)
         if self.kind == "box":
             return output.copy()
-        return int(output.argmax()) if output.ndim == 1 else output.argmax(1)
+        if output.ndim == 1:
+            _check_logits(float(output.sum()))
+            return int(output.argmax())
+        return output.argmax(1)
 
     def _forward(self, obs: np.ndarray) -> np.ndarray:
         """Logits or means; those of a single row are valid until the next call."""
@@ -76,6 +79,7 @@ class NumpyPolicy:
         logits -= logits.max()
         sums = np.exp(logits).cumsum(dtype=np.float64)
         total = float(sums[-1])
+        _check_logits(total)
         # "right": an action of probability 0 is never chosen.
         action = int(sums.searchsorted(rng.random() * total, "right"))
         return action, float(logits[action]) - math.log(total)
@@ -95,3 +99,9 @@ class NumpyPolicy:
         if mean.ndim == 1:
             return action, self._log_scale - 0.5 * float(noise.dot(noise))
         return action, (self._log_scale - 0.5 * np.square(noise).sum(1)).astype(np.float32)
+
+
+def _check_logits(total: float) -> None:
+    """BadData unless a sum over the logits is finite: a NaN among them would choose an action that means nothing."""
+    if not math.isfinite(total):
+        raise BadData("the policy's logits are not finite; observations are too large for it")
