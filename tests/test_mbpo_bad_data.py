@@ -379,7 +379,7 @@ def test_a_run_goes_on_and_tells_what_it_left_out(tmp_path: Path) -> None:
     assert summary["statistics"]["bad_episodes"] == counted["bad_episodes"]
     assert any("reward of environment" in event["text"] for event in summary["events"])
     report = (tmp_path / "run" / "report.html").read_text()
-    assert f"{counted['bad_episodes']} bad episodes" in report and "No failures, no restarts" not in report
+    assert f"bad episodes {counted['bad_episodes']:,}" in report and "No failures, no restarts" not in report
     load_whole(next((tmp_path / "run").glob("**/last*")))  # refuses what is not finite
 
 
