@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 import time
@@ -14,6 +15,8 @@ from typing import Any, Final, NamedTuple
 from lzero_async.errors import GateTimeout, RemoteError, Stopped
 from lzero_async.refusals import tell_refusal
 from lzero_async.types import StopSignal
+
+log = logging.getLogger("lzero_async")
 
 
 class Signal:
@@ -32,7 +35,10 @@ class Signal:
             self._event.set()
             listeners = list(self._listeners.values())
         for listener in listeners:
-            listener(reason)
+            try:
+                listener(reason)
+            except Exception:  # of somebody's code: the others are told all the same
+                log.exception("a listener failed")
 
     def listen(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call `listener(reason)` at every `set`, at once if it is set already; return what ends this."""

@@ -79,7 +79,7 @@ def _open_beside(path: Path, opened: list[Path]) -> BinaryIO:
 def _remove_stale(path: Path) -> None:
     """What processes have left that were killed while they wrote."""
     for left in path.parent.glob(f".{path.name}.*.tmp"):
-        with suppress(FileNotFoundError), left.open("r+b") as file:
+        with suppress(OSError), left.open("r+b") as file:  # it may be somebody else's
             if _hold(file):
                 left.unlink()
 

@@ -324,8 +324,9 @@ class AsyncTrainingCoordinator:
         gets the result instead of `poll_eval`."""
         time_limit("timeout", timeout)
         job = Job(fn, with_context, self._eval_context(), None, run)
+        deadline = None if timeout is None else self.clock.now() + timeout
         while (waiter := self.evaluator.submit(job, self.clock.waiter)) is not None:
-            if not waiter.wait(timeout):
+            if not waiter.wait(None if deadline is None else max(0.0, deadline - self.clock.now())):
                 raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
 
     def publish(self) -> None:
@@ -532,8 +533,10 @@ class AsyncTrainingCoordinator:
     async def _submit_from_loop(self, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> None:
         loop = asyncio.get_running_loop()
         job = Job(fn, with_context, self._eval_context(), loop)
+        deadline = None if timeout is None else self.clock.now() + timeout
         while (waiter := self.evaluator.submit(job, lambda: FutureWaiter(loop))) is not None:
-            done, _ = await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=timeout)
+            left = None if deadline is None else max(0.0, deadline - self.clock.now())
+            done, _ = await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=left)
             if not done:
                 raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
 

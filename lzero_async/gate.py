@@ -343,6 +343,7 @@ class Gate:
             "tickets": [list(t) for t in self.tickets.values()],
             "priorities": [self._priority(t) for t in self.waiting],
             **{name: getattr(self, name) for name in _COUNTERS},
+            "replays_in_row": self.replays_in_row - (self.running == "replay"),  # one that runs is not resumed
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, keep_waiting: bool = True) -> None:
@@ -542,7 +543,7 @@ def _check_saved(
         wrong = "a priority is not a number"
     elif counters["committed"] < counters["trained"] + len(waiting) or counters["committed"] > counters["admitted"]:
         wrong = f"{counters['committed']} committed, {counters['trained']} trained, {len(waiting)} waiting"
-    elif counters["replays_in_row"] > counters["replayed"] + 1:
+    elif counters["replays_in_row"] > counters["replayed"]:
         wrong = f"{counters['replays_in_row']} replays in a row of {counters['replayed']}"
     else:
         return

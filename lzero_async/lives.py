@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from lzero_async.calls import Line, PackedError, Patience, Signal, unpack_error
+from lzero_async.calls import Line, PackedError, Patience, Signal, listen, unpack_error
 from lzero_async.config import duration, time_limit
 from lzero_async.errors import Stopped, WorkerDied
 from lzero_async.threads import ThreadGroup
@@ -66,14 +66,29 @@ class Deliveries:
             self._resting = True
             self._changed.notify_all()
 
-    def settle(self, seconds: float | None) -> bool:
-        """Wait until what was put before is handed on, at most so long; return whether it is. Nobody waits for one who calls
-        the worker while he is told something: his call comes after those that wait."""
+    def settle(self, seconds: float | None, stop: StopSignal | None = None) -> bool:
+        """Wait until what was put before is handed on, at most so long, and only a moment from a stop on; return whether it is.
+        Nobody waits for one who calls the worker while he is told something: his call comes after those that wait."""
         with self._changed:
             put = self._put
-            return self._changed.wait_for(
-                lambda: self._done >= put or self._calling_back or self._thread == threading.get_ident(), seconds
-            )
+
+            def over() -> bool:
+                return self._done >= put or self._calling_back or self._thread == threading.get_ident()
+
+            moment = _MOMENT if seconds is None else min(_MOMENT, seconds)
+            if self._changed.wait_for(over, moment) or (seconds is not None and seconds <= _MOMENT):
+                return over()
+        unlisten = listen(stop, lambda reason: self._wake())
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: over() or (stop is not None and stop.is_set()), seconds)
+                return over()
+        finally:
+            unlisten()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     @contextmanager
     def calling(self) -> Iterator[None]:

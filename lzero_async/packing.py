@@ -1,4 +1,5 @@
 """A nested state as JSON and bytes, and back again: whatever goes in comes out equal, of the same type and in the same order.
+A tensor comes out without its gradient's flag, a parameter as a tensor, an array in a file as one in memory.
 
 What JSON does not know is a dictionary with one key that begins with "$"; such keys of the state's own are kept as items. A
 state is data: unpacking runs no code. The class of a named tuple is looked up among the modules that the program has imported

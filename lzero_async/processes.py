@@ -185,7 +185,7 @@ class _Life:
         try:
             if not patience.watch(call.done, self.cancel):
                 self.end(f"did not answer {method} within {patience.timeout:g} s")
-            self._deliveries.settle(patience.left(self._hang_timeout))  # what was told before the reply
+            self._deliveries.settle(patience.left(self._hang_timeout), stop)  # what was told before the reply
             return self._result(call, stop)
         except BaseException as error:
             if not call.done.is_set():  # a signal's exception: nobody waits for the call any more, but it goes on

@@ -252,7 +252,7 @@ class _Life:
         reference, encoded = call.reply
         fine, value, told = self._encoding.decode(encoded, lambda place: (reference, (1, place)))
         self._hear(told, patience.left(self._hang_timeout))
-        self._deliveries.settle(patience.left(self._hang_timeout))
+        self._deliveries.settle(patience.left(self._hang_timeout), patience.stop)
         if not fine:
             raise unpack_error(value, self.name, patience.stop)
         return value

@@ -11,6 +11,7 @@ of a call, `let_go` knows what that call still holds, and `_mend` finds what was
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from lzero_async.errors import CoordinatorClosed, GateTimeout, Stopped
 from lzero_async.gate import Gate, Ticket
 from lzero_async.stats import Recorder
 from lzero_async.types import Clock, Waiter
+
+log = logging.getLogger("lzero_async")
 
 REPLAY: Final = Ticket(-1, -1, -1)
 MakeWaiter = Callable[[], Waiter]
@@ -396,7 +399,10 @@ class GateShell:
             self._settle()
             listeners, reason = list(self._listeners.values()), str(self._stop)
         for listener in listeners:
-            listener(reason)
+            try:
+                listener(reason)
+            except Exception:  # of somebody's code: the others are told all the same
+                log.exception("a listener to the stop failed")
 
     def listen(self, listener: Callable[[str], None]) -> Callable[[], None]:
         """Call `listener(reason)` at every stop, at once if it is stopping already; return what ends this."""

@@ -7,7 +7,6 @@ writes them at once, and asks the run to stop.
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
@@ -15,6 +14,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
+
+from lzero_async.clock import RealClock
+from lzero_async.threads import ThreadGroup
 
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
 _END: Final = 0  # no signal has this number
@@ -28,7 +30,6 @@ class OrderlyStop:
         self._stop = stop
         self._before: dict[signal.Signals, Any] = {}
         self._pipe = -1  # where the numbers of signals are written
-        self._foreign = -1  # where somebody else has them written
 
     def install(self) -> None:
         """Take the signals over."""
@@ -38,29 +39,45 @@ class OrderlyStop:
         _installed.append(self)
         numbers, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
-        # The interrupted code may hold the coordinator's lock, so another thread takes it.
-        _thread.start_new_thread(self._listen, (numbers,))
-        self._foreign = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
-        if self._foreign != -1:  # an event loop's, which cannot do without: then the handler writes
-            signal.set_wakeup_fd(self._foreign)
+        try:
+            # The interrupted code may hold the coordinator's lock, so another thread takes it.
+            ThreadGroup(RealClock(), "lzero").start("signals", lambda: self._listen(numbers))
+        except Exception:
+            os.close(numbers)
+            raise
+        foreign = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
+        if foreign != -1:  # an event loop's, which cannot do without; the handler writes, too
+            signal.set_wakeup_fd(foreign)
         for number in self._before:
             signal.signal(number, self._handle)
 
     def restore(self) -> None:
         """Give the signals back; any number of times."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._give_back()
         if self._pipe != -1:
-            if self._foreign == -1:
-                signal.set_wakeup_fd(-1)
             self._write(_END)  # a forked process may hold the pipe open, and then its closing would not be seen
             pipe, self._pipe = self._pipe, -1
             os.close(pipe)
         if self in _installed:
             _installed.remove(self)
 
+    def forked(self) -> None:
+        """In a forked process: its signals are its own, and the pipe is its parent's."""
+        self._give_back()
+        pipe, self._pipe = self._pipe, -1
+        if pipe != -1:
+            os.close(pipe)
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if self._pipe != -1:
+            foreign = signal.set_wakeup_fd(-1)
+            if foreign not in (-1, self._pipe):
+                signal.set_wakeup_fd(foreign)
+
     def _handle(self, number: int, frame: Any) -> None:
-        if self._foreign != -1 and self._pipe != -1:
+        if self._pipe != -1:
             self._write(number)
         self.restore()
 
@@ -87,9 +104,8 @@ _installed: list[OrderlyStop] = []
 
 
 def _forked() -> None:
-    """In a forked process: its signals are its own, and not to end the run."""
-    if any(stop._pipe != -1 and stop._foreign == -1 for stop in _installed):
-        signal.set_wakeup_fd(-1)
+    while _installed:
+        _installed.pop().forked()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import pytest
 
 from lzero_async import ConfigError, Parcel, Worker, WorkerDied, make_backend
 from lzero_async.backends import BACKENDS, Backend
+from lzero_async.calls import CallStop
 from lzero_async.processes import ProcessBackend
 from lzero_async.testing import ScriptedRole, conformance
 from tests.process_tools import children, ended
@@ -219,6 +221,19 @@ def test_a_worker_that_is_busy_for_longer_than_the_hang_timeout_is_not_hung() ->
         assert worker.alive
     finally:
         backend.close()
+
+
+def test_a_stop_holds_while_an_event_is_being_taken_in(backend: ProcessBackend) -> None:
+    taken, release, stop = threading.Event(), threading.Event(), CallStop()
+    worker = backend.start("worker", ScriptedRole, on_event=lambda event: (taken.set(), release.wait(60)))
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            result = threads.submit(lambda: worker.call("do", "emit(1); result = 2", stop=stop))
+            assert taken.wait(30)
+            stop.set("enough")
+            assert result.result(20) == 2
+        finally:
+            release.set()
 
 
 PARENT = """

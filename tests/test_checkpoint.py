@@ -472,8 +472,9 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     for number in (1, os.getpid(), os.getppid()):
         (tmp_path / f".a.safetensors.{number}-9.tmp").write_bytes(b"half")
     (tmp_path / ".other.safetensors.1-9.tmp").write_bytes(b"of another one")
+    (tmp_path / ".a.safetensors.9-9.tmp").mkdir()  # what cannot be removed is left there
     checkpoint.save(tmp_path / "a.safetensors", {"a": 1}, KIND)
-    assert sorted(os.listdir(tmp_path)) == [".other.safetensors.1-9.tmp", "a.safetensors"]
+    assert sorted(os.listdir(tmp_path)) == [".a.safetensors.9-9.tmp", ".other.safetensors.1-9.tmp", "a.safetensors"]
 
 
 def test_generators_go_on_where_they_were(tmp_path: Path) -> None:

@@ -117,6 +117,18 @@ def test_steps_out_of_turn_raise_and_change_nothing() -> None:
     assert gate.state_dict() == before
 
 
+def test_a_replay_that_a_resume_cut_off_was_none() -> None:
+    gate = Gate(1, max_train_ahead=2)
+    gate.commit(gate.start_collect().id)
+    trained(gate)
+    for _ in range(5):
+        gate.start_replay()
+        state = gate.state_dict()
+        gate = Gate(1, max_train_ahead=2)
+        gate.load_state_dict(state)
+    assert (gate.replayed, gate.replays_in_row, gate.replay_rule()) == (0, 0, None)
+
+
 def test_resume_abandons_tickets_and_owes_the_running_train_again() -> None:
     gate = Gate(3, num_collectors=2)
     gate.commit(gate.start_collect().id)

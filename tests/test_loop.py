@@ -654,18 +654,45 @@ def test_a_signal_that_the_main_thread_does_not_notice_ends_the_run(degree: int,
     assert (seen[0], result.reason) == (True, signal.Signals(number).name)
 
 
-def test_a_signal_of_a_forked_process_does_not_end_the_run() -> None:
+@pytest.mark.parametrize("handled", [False, True])
+def test_signals_of_a_forked_process_are_its_own(handled: bool) -> None:
+    seen: list[bool] = []
+
     def collect(context: CollectContext) -> None:
         child = os.fork()
         if not child:
-            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(3))
+            if handled:
+                signal.signal(signal.SIGTERM, lambda number, frame: os._exit(3))
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(4)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (3 if handled else -signal.SIGTERM)
+        if context.version == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            seen.append(context.stop.wait(30.0))
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with AsyncTrainingCoordinator(0) as coordinator:
+            result = coordinator.run(collect, lambda b: None, max_train=3, print_statistics=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (result.statistics["train_count"], result.reason, seen) == (1, "SIGINT", [True])
+
+
+def test_a_signal_ends_the_run_though_somebody_else_has_taken_the_wakeup_descriptor() -> None:
+    seen: list[bool] = []
+
+    def collect(context: CollectContext) -> None:
+        loop = asyncio.new_event_loop()
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)
+        loop.remove_signal_handler(signal.SIGUSR1)
+        loop.close()
+        os.kill(os.getpid(), signal.SIGINT)
+        seen.append(context.stop.wait(30.0))
 
     with AsyncTrainingCoordinator(0) as coordinator:
-        result = coordinator.run(collect, lambda b: None, max_train=2, print_statistics=False)
-    assert result.reason == "max_train"
+        result = coordinator.run(collect, lambda b: None, max_train=1, print_statistics=False)
+    assert (result.reason, seen) == ("SIGINT", [True])
 
 
 def test_signals_reach_an_event_loop_of_the_main_thread_too() -> None:

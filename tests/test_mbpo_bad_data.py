@@ -106,6 +106,25 @@ def test_an_episode_that_failed_begins_again_with_another_seed(
     assert len(seeds) == 3 and None not in seeds and len(set(seeds)) == 3
 
 
+def test_an_environment_that_hangs_while_it_is_made_anew_is_watched(
+    roles: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = []
+    role = wrong_collector(roles, events, "crash", envs=1, bad=[1], step_timeout=0.2)
+    make, begun = role.envs._make, []
+
+    def made() -> Any:
+        begun.append(1)
+        if len(begun) == 1:
+            threading.Event().wait(60)
+        return make()
+
+    monkeypatch.setattr(role.envs, "_make", made)
+    role.collect(CollectOrder(0, 0, 12, random=True), None)
+    assert [event[1] for event in events if event[0] == BAD_EPISODE] == ["crash", "timeout"]
+    assert len(begun) == 2
+
+
 def test_what_was_collected_before_an_episode_failed_stays(roles: list[Any]) -> None:
     role = wrong_collector(roles, [], "crash", envs=1, bad=[1], at=6)
     assert role.collect(CollectOrder(0, 0, 3, random=True), None).open().obs[:, COUNT].tolist() == [0.0, 1.0, 2.0]

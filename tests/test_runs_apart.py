@@ -347,3 +347,18 @@ def test_a_collector_that_waits_already_gets_the_weights_that_could_not_be_publi
         assert versions[0] == publish_every
         coordinator.close()
         assert threads.join(10.0) == []
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_listener_that_raises_keeps_the_stop_from_nobody(first: int, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
+    def broken(reason: str) -> None:
+        raise RuntimeError("broken")
+
+    with AsyncTrainingCoordinator(1) as coordinator:
+        for listener in (broken, told.append) if first else (told.append, broken):
+            coordinator.shell.listen(listener)
+        coordinator.stop("enough")
+    assert told[0] == "enough"
+    assert "a listener to the stop failed" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lzero_async.backends import Worker
@@ -29,8 +29,13 @@ def ended_soon(
             for worker in workers:
                 worker.kill()
 
+    def begin(reason: str) -> None:
+        if counts(stop) and not over.is_set():
+            with suppress(RuntimeError):  # it is over at this very moment
+                threads.submit(end)
+
     with ThreadPoolExecutor(1) as threads:  # a thread of it is started only when there is a stop
-        unlisten = listen(stop, lambda reason: threads.submit(end) if counts(stop) else None)  # type: ignore[arg-type]
+        unlisten = listen(stop, begin)
         try:
             yield
         finally:

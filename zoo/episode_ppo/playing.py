@@ -178,7 +178,8 @@ class Player:
         except Exception:  # it is given up anyway
             pass
         try:
-            self.env = self._make_env()
+            with self._watch.running(self):
+                self.env = self._make_env()
         except Exception as again:  # the next episode fails with what the broken one raises
             text += f", and the environment cannot be made anew: {again!r}"
         return Failure(slot.number, text, trace, sort_of(error), _cause(error))

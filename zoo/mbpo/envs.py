@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lzero_async.config import whole_number
-from lzero_async.errors import BadData, ConfigError
+from lzero_async.errors import BadData, ConfigError, StepOverdue
 from lzero_async.soundness import check_finite, check_like
 from zoo.mbpo.guarding import ATTEMPTS, Guard
 
@@ -144,27 +144,34 @@ class GymEnvs:
     def _begin(self, row: int, seed: int | None, failure: Exception | None = None) -> np.ndarray:
         """A new episode in one environment, after a failure with a new seed; its first observation."""
         for _ in range(ATTEMPTS):
+            spoilt = failure is not None and not isinstance(failure, BadData)  # nobody knows what state it is in
             if failure is not None:
                 self.guard.failed(self._id, self._place(row), failure)
-                if not isinstance(failure, BadData):
-                    self._renew(row)  # nobody knows what state it is in
                 self._renewals += 1
                 seed = int(np.random.SeedSequence([*self._seed, row, self._renewals]).generate_state(1)[0])
             self._ages[row] = 0
             try:
+                if spoilt:
+                    self._renew(row)
                 with self.guard.running(f"environment {row}"):
                     obs, _ = self._envs[row].reset() if seed is None else self._envs[row].reset(seed=seed)
                 found = self._flat(obs, row)
                 check_finite("observation", found, self._place(row))
                 return found
             except Exception as error:  # of any library
+                if self.guard.is_given_up(error):
+                    raise
                 failure = error
-        raise failure if failure is not None else AssertionError
+        assert failure is not None
+        if not isinstance(failure, StepOverdue):  # which counts as a role that hung
+            self.guard.failed(self._id, self._place(row), failure)
+        raise failure
 
     def _renew(self, row: int) -> None:
         with suppress(Exception), self.guard.running(f"the end of environment {row}"):
             self._envs[row].close()
-        self._envs[row] = self._make()
+        with self.guard.running(f"environment {row}, which is made anew,"):
+            self._envs[row] = self._make()
 
     def _flat(self, obs: Any, row: int) -> np.ndarray:
         """The observation as one row of float32; BadData unless it has the shape of the observation space."""
