@@ -14,12 +14,14 @@ import pytest
 
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel, make_backend
 from lzero_async.calls import CallStop, listen
-from lzero_async.errors import WorkerDied
+from lzero_async.errors import ConfigError, WorkerDied
 from lzero_async.types import BackgroundContext, Snapshot
 from zoo.episode_ppo.episode import unpack
 from zoo.episode_ppo.factories import FlatEnv
 from zoo.episode_ppo.parallel_env_async import AsyncEnvs
+from zoo.episode_ppo.playing import REFUSED, Failure
 from zoo.episode_ppo.pool import EpisodePool
+from zoo.episode_ppo.rounds import FIRST_TRIES
 
 WEIGHTS = {"layer0.weight": np.zeros((1, 2), np.float32), "layer0.bias": np.zeros(2, np.float32)}
 gates: dict[str, threading.Event] = {}
@@ -257,3 +259,20 @@ def test_a_round_that_opens_while_a_worker_is_being_called_is_not_overlooked() -
 
 def length_of(number: int, *attempt: int) -> int:
     return 1 + (int(np.random.SeedSequence([5, 1, number, *attempt]).generate_state(1)[0]) >> 1) % 20
+
+
+@pytest.mark.parametrize("sort", ["", REFUSED])
+@pytest.mark.parametrize("opened", [1, 2, 5])
+def test_when_no_episode_can_succeed_all_open_rounds_end_with_one_error(sort: str, opened: int) -> None:
+    pool = EpisodePool([], [])
+    rounds = [pool._open(Snapshot(0, None), 4) for _ in range(opened)]
+    for number in range(FIRST_TRIES):
+        failure = Failure(number, "out of order", "", sort, "one cause")
+        pool._note(0, failure)
+        with pool._changed:
+            pool._again(rounds[0], rounds[0].slots[number % 4], failure)
+        if rounds[0].error is not None:
+            break
+    assert isinstance(rounds[0].error, ConfigError)
+    rounds.append(pool._open(Snapshot(0, None), 4))
+    assert {id(wanted.error) for wanted in rounds} == {id(rounds[0].error)}

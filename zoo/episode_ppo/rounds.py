@@ -90,6 +90,7 @@ class Pool(ABC):
         self._on_progress = on_progress
         self._causes: dict[str, int] = {}  # failures by cause; of this process, as is the next one
         self._ended = 0  # episodes that came back
+        self._gave_up: ConfigError | None = None  # why no episode can ever succeed
         self._told: dict[int, str] = {}  # what was said of a worker that is stuck
 
     @abstractmethod
@@ -99,6 +100,7 @@ class Pool(ABC):
     def _open(self, snapshot: Snapshot, count: int) -> Round:
         """Under the lock: a new round."""
         wanted = Round(self._next_round, snapshot, count, self._started)
+        wanted.error = self._gave_up
         self._next_round += 1
         self._rounds[wanted.number] = wanted
         self._started += count
@@ -152,7 +154,10 @@ class Pool(ABC):
         if wanted is None or slot is None or wanted.error is not None:
             return None
         if (hopeless := self._hopeless(wanted, failure)) is not None:
-            wanted.error = hopeless
+            self._gave_up = hopeless
+            for each in self._rounds.values():  # all end with one error, which is told once
+                each.error = each.error or hopeless
+            self._changed.notify_all()
             return None
         times = wanted.failures[failure.number] = wanted.failures.get(failure.number, 0) + 1
         if times < TRIES:
