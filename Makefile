@@ -40,7 +40,7 @@ learn-episode-ppo: $(STAMP) ## whole-episode PPO's learning curves: both collect
 
 test: $(STAMP) ## all tests but browser, chaos, soak and vllm, two at a time
 	$(PY) -m pytest $(PARALLEL) --durations=25
-	$(VENV)/bin/frontrun $(PY) -m pytest tests/test_frontrun.py
+	$(VENV)/bin/frontrun $(PY) -m pytest tests/core/test_frontrun.py
 
 test-browser: $(STAMP) ## reports and traces (in Perfetto) in headless Chromium (needs chromium and chromedriver; about two minutes)
 	$(PY) -m pytest -m browser
@@ -58,8 +58,9 @@ chaos: $(STAMP) ## kill every role of the real agent, busy and idle, and take ma
 check: lint types ## lint, types and the fast tests
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not soak and not vllm and not chaos and not browser"
 
-lint: $(STAMP) ## ruff
+lint: $(STAMP) ## ruff and import-linter
 	$(PY) -m ruff check $(SOURCES)
+	$(VENV)/bin/lint-imports
 	$(PY) -m ruff format --check $(SOURCES)
 
 types: $(STAMP) ## mypy, strict on the library
@@ -91,13 +92,13 @@ docs: $(STAMP) ## write the references of the configuration and of the API again
 	$(PY) docs/generate.py
 
 docs-blocks: $(STAMP) ## list the commands and code blocks of the documentation that no test runs, with the reasons
-	$(PY) -m tests.docs_blocks
+	$(PY) -m tests.project.docs_blocks
 
 vllm: $(STAMP) ## build .venv-vllm, the environment of the vLLM engine (3.5 GB, about 5 minutes)
 	$(PY) requirements/install_vllm.py
 
 vllm-test: vllm ## the tests that need a real vLLM (CPU build; about 10 minutes)
-	$(PY) -m pytest -m vllm tests/test_priorzero_vllm.py
+	$(PY) -m pytest -m vllm tests/zoo/priorzero/test_vllm.py
 
 game: ## compile the shipped game again (needs inform6) and check that it is the frozen one
 	$(PYTHON) zoo/jericho/priorzero/games/build.py

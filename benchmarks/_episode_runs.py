@@ -17,15 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from lzero_async import AsyncTrainingCoordinator, Backend, Batch, CollectContext, Parcel, Worker, make_backend
-from lzero_async.application import thread_limit
+from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel, Worker, make_backend
+from lzero_async.runs.application import thread_limit
+from lzero_async.workers.backend import Backend
 from zoo.episode_ppo import roles
-from zoo.episode_ppo.factories import Spaces, describe
+from zoo.episode_ppo.envs.factories import Spaces, describe
+from zoo.episode_ppo.envs.waiting import WAIT_STREAM
 from zoo.episode_ppo.options import SYNC, build_options, rounds_at_once, shares_of
-from zoo.episode_ppo.playing import ENV_STREAM
-from zoo.episode_ppo.pool import EpisodePool
-from zoo.episode_ppo.step_barrier import BarrierPool
-from zoo.episode_ppo.waiting import WAIT_STREAM
+from zoo.episode_ppo.play.player import ENV_STREAM
+from zoo.episode_ppo.play.pool import EpisodePool
+from zoo.episode_ppo.play.step_barrier import BarrierPool
 
 SYNC_NAME, ASYNC_NAME = "barrier", "no barrier"
 HIDDEN = 64

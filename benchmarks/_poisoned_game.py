@@ -14,16 +14,17 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks._poisoned_env import Poison
-from zoo.jericho.priorzero import game_process, game_session
-from zoo.jericho.priorzero.game_session import GameSession, GameState
-from zoo.jericho.priorzero.parts import Parts
-from zoo.jericho.priorzero.valid_actions import Description
+from zoo.jericho.priorzero.games import process as game_process
+from zoo.jericho.priorzero.games import session as game_session
+from zoo.jericho.priorzero.games.session import GameSession, GameState
+from zoo.jericho.priorzero.games.valid_actions import Description
+from zoo.jericho.priorzero.play.components import Parts
 
 PROBABILITY: Final = "POISON_PROBABILITY"
 LENGTH: Final = 10  # steps of an episode
 ACTIONS: Final = ("east", "inventory", "look", "north", "south", "west")
 _CODE: Final = game_process._CODE.replace(
-    "from zoo.jericho.priorzero.game_process import child_main",
+    "from zoo.jericho.priorzero.games.process import child_main",
     "from benchmarks._poisoned_game import poisoned_main as child_main",
 )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lzero_async import read_trace
+from lzero_async.core.trace import read_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY = ROOT / "zoo" / "jericho" / "priorzero" / "priorzero_entry.py"

@@ -25,11 +25,11 @@ from pathlib import Path
 from benchmarks._runs import ENTRY, ROOT
 from benchmarks.harness import Bar, main_guard, run_bars
 from benchmarks.llm_latency import LATENCY, latency_server
-from lzero_async.advise.arguments import parse
-from lzero_async.advise.choose import advise
-from lzero_async.advise.command import advised_of
-from lzero_async.advise.measured import read_run
-from lzero_async.advise.model import Setting
+from lzero_async.tools.advise.arguments import parse
+from lzero_async.tools.advise.choose import advise
+from lzero_async.tools.advise.command import advised_of
+from lzero_async.tools.advise.measured import read_run
+from lzero_async.tools.advise.model import Setting
 
 OUTPUT = Path(__file__).parent / "results" / "advice.json"
 PAGE = ROOT / "docs" / "advise.md"
@@ -115,7 +115,7 @@ def _priorzero(
 
 def play_llm(folder: Path, setting: Setting, trains: int) -> None:
     """With a language model that is waited for."""
-    from zoo.jericho.priorzero.engines.smollm2 import model_folder
+    from zoo.jericho.priorzero.llm.smollm2 import model_folder
 
     model = model_folder("")
     with latency_server(model, LATENCY) as url:

@@ -23,7 +23,7 @@ LEAST = 0.95
 MEASURE = """
 import json, os, statistics, sys, threading, time
 from lzero_async import AsyncTrainingCoordinator
-from lzero_async.gate import Gate
+from lzero_async.core.gate import Gate
 
 def nothing():
     pass

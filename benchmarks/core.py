@@ -19,16 +19,16 @@ from pathlib import Path
 
 from benchmarks.harness import Bar, main_guard, run_bars
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, EvalContext
-from lzero_async.adaptive import AdaptiveDegree
 from lzero_async.clock import RealClock
-from lzero_async.distributions import Distribution, lognormal, switch
-from lzero_async.simulation import simulate
+from lzero_async.core.adaptive import AdaptiveDegree
+from lzero_async.core.trace import TraceWriter
+from lzero_async.simulate.distributions import Distribution, lognormal, switch
+from lzero_async.simulate.pipeline import simulate
 from lzero_async.testing import (
     FakeCollector,
     FakeLearner,
     VirtualClock,
 )
-from lzero_async.trace import TraceWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 Runner = Callable[..., dict]

@@ -63,8 +63,8 @@ def rate(servers: int, *, lost: int = 0, steps: int = STEPS) -> float:
 
 def play(urls: Sequence[str], pace: threading.Barrier, steps: int, lose: Callable[[], None]) -> float:
     """The steps of one client's episodes; seconds that they took, without those in which the servers were ended."""
-    from zoo.jericho.priorzero.engines.vllm_pool import PoolTransport
-    from zoo.jericho.priorzero.engines.vllm_protocol import Answer, Question
+    from zoo.jericho.priorzero.llm.vllm.pool import PoolTransport
+    from zoo.jericho.priorzero.llm.vllm.protocol import Answer, Question
 
     pool = PoolTransport(urls, "model")
     pool.restart()

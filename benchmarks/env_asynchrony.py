@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Bar, format_row, judge, main_guard
-from zoo.jericho.priorzero.play import Player, Style
+from zoo.jericho.priorzero.play.episodes import Player, Style
 
 ENVS, STEPS, MEAN, SIGMA = 8, 150, 0.05, 1.0
 ATTAINED = 0.9

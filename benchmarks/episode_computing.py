@@ -19,10 +19,10 @@ from benchmarks._episode_envs import MODULE
 from benchmarks._episode_runs import ASYNC_NAME, SYNC_NAME, Played, Work, backend, lengths, play, start, untrained
 from benchmarks.harness import Bar
 from zoo.episode_ppo import roles
-from zoo.episode_ppo.factories import describe
+from zoo.episode_ppo.envs.factories import describe
 from zoo.episode_ppo.options import build_options
-from zoo.episode_ppo.playing import Player, Slot
-from zoo.episode_ppo.policy import NumpyPolicy
+from zoo.episode_ppo.play.player import Player, Slot
+from zoo.episode_ppo.play.policy import NumpyPolicy
 
 CORES, PASSES = 2, 2
 BUSY = {"steps": 50, "seconds": 0.002, "sigma": 1.0}

@@ -30,9 +30,9 @@ from benchmarks.harness import Bar
 from benchmarks.memory import GIVE_BACK, memory_of_tree, slope_with_error, tidy_up
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel
 from zoo.episode_ppo import roles
-from zoo.episode_ppo.factories import describe
+from zoo.episode_ppo.envs.factories import describe
 from zoo.episode_ppo.options import build_options, rounds_at_once, shares_of
-from zoo.episode_ppo.pool import EpisodePool
+from zoo.episode_ppo.play.pool import EpisodePool
 
 EPISODES, WARM_UP, PER_ROUND = 100_000, 100_000, 100
 BEGUN = 10_000  # episodes after which everything is loaded

@@ -15,14 +15,14 @@ import numpy as np
 def measure(mode: str, episodes: int, max_steps: int, seed: int, temperature: float) -> dict:
     """Play whole episodes in one of the player's modes (`random`, `llm`) and sum them up."""
     from zoo.jericho.priorzero.options import build_options
-    from zoo.jericho.priorzero.quiet import quiet
+    from zoo.jericho.priorzero.silence import quiet
 
     with quiet():
-        from zoo.jericho.priorzero.engines import make_engine
-        from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
-        from zoo.jericho.priorzero.jericho_env import JerichoEnv
-        from zoo.jericho.priorzero.play import Player, Style
-        from zoo.jericho.priorzero.prior import LLMPrior
+        from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
+        from zoo.jericho.priorzero.games.jericho_env import JerichoEnv
+        from zoo.jericho.priorzero.llm import make_engine
+        from zoo.jericho.priorzero.llm.prior import LLMPrior
+        from zoo.jericho.priorzero.play.episodes import Player, Style
     options = build_options()
     llm, game = options.llm_config, find_game(SHIPPED_GAME)
     slots = options.env_config.max_action_num

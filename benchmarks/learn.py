@@ -106,8 +106,8 @@ def start(seed: int, minutes: float, folder: Path, assignments: list[str]) -> su
 
 def seconds_spent(folder: Path) -> float:
     """Seconds that a stopped run has collected, trained and evaluated, from its checkpoint."""
-    from lzero_async import checkpoint
-    from zoo.jericho.priorzero.saving import CHECKPOINT
+    from lzero_async.runs import checkpoint
+    from zoo.jericho.priorzero.learn.saving import CHECKPOINT
 
     sums = checkpoint.load(folder / "ckpt" / "last.safetensors", CHECKPOINT)["coordinator"]["statistics"]["sums"]
     return float(sum(sums[f"{stage}_total_time"] for stage in ("collect", "train", "eval")))

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._runs import ROOT, Run, play, read
-from zoo.jericho.priorzero.parts import CACHE_FILE
+from zoo.jericho.priorzero.play.components import CACHE_FILE
 
 RESULTS = ROOT / "benchmarks" / "results" / "learn_async.json"
 PICTURE = ROOT / "docs" / "learning-async.png"

@@ -51,7 +51,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "cartpole": CARTPOLE,
     "waiting": {**CARTPOLE, "step_seconds": 0.01, "step_sigma": 1.0},
     "nasim": {
-        "env": "zoo.episode_ppo.network_attack:make", "n_envs": 16, "episodes_per_update": 50, "total_episodes": 3_000,
+        "env": "zoo.episode_ppo.envs.network_attack:make", "n_envs": 16, "episodes_per_update": 50, "total_episodes": 3_000,
         "eval_every": 4, "discount": 0.95,
     },
 }  # fmt: skip
@@ -157,7 +157,7 @@ def finished(folder: Path) -> bool:
 def random_return(task: str) -> float:
     """The mean return of random actions; the same episodes each time."""
     sys.path.insert(0, str(ROOT))
-    from zoo.episode_ppo.factories import make_env
+    from zoo.episode_ppo.envs.factories import make_env
 
     env, returns = make_env(TASKS[task]["env"]), []
     for seed in range(RANDOM_EPISODES):
@@ -235,7 +235,7 @@ def summarise(runs: list[dict[str, Any]], random: dict[str, float]) -> dict[str,
 
 def say(runs: list[dict[str, Any]], random: dict[str, float]) -> None:
     """One line per run."""
-    from lzero_async.progress import table
+    from lzero_async.telemetry.terminal.progress import table
 
     rows = [["run", "learned", "target after episodes", "steps", "seconds", "final", "random", "whole run (s)"]]
     for run in runs:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._mbpo_runs import ROOT, log_of, start, words_of
-from lzero_async.run_folder import LAST_CHECKPOINT
+from lzero_async.runs.run_dir import LAST_CHECKPOINT
 
 RESULTS = ROOT / "benchmarks" / "results" / "learn_mbpo.json"
 PICTURE = ROOT / "docs" / "learning-mbpo.png"
@@ -256,7 +256,7 @@ def summarise(runs: dict[str, list[dict[str, Any]]], parallel: int) -> dict[str,
 
 def say(runs: dict[str, list[dict[str, Any]]]) -> None:
     """One line per run."""
-    from lzero_async.progress import table
+    from lzero_async.telemetry.terminal.progress import table
 
     rows = [["run", f"{TARGET:g} after", "seconds then", "final", "real steps", "updates", "seconds"]]
     for run in (run for found in runs.values() for run in found):

@@ -20,10 +20,10 @@ from typing import TextIO
 from benchmarks.harness import Bar
 from lzero_async import AsyncTrainingCoordinator
 from lzero_async.clock import RealClock
-from lzero_async.live import EVERY, LiveProgress
+from lzero_async.telemetry.terminal.live import EVERY, LiveProgress
+from lzero_async.telemetry.view import Count, View
 from lzero_async.testing import FakeCollector, FakeLearner
 from lzero_async.threads import ThreadGroup
-from lzero_async.view import Count, View
 
 SECONDS = 20.0
 COLLECTORS = (4, 64)

@@ -63,7 +63,7 @@ def bars() -> list[Bar]:
 
 def measure(collectors: int, trains: int = 0, folder: Path | None = None, more: Sequence[str] = ()) -> dict[str, Any]:
     """The results of one run, with more settings; written into `folder` if one is given."""
-    from zoo.jericho.priorzero.engines.smollm2 import model_folder
+    from zoo.jericho.priorzero.llm.smollm2 import model_folder
 
     case, model = CASES[collectors], model_folder("")
     with contextlib.ExitStack() as stack:

@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.harness import Bar
-from zoo.jericho.priorzero.engines import ScoreRequest, make_engine
-from zoo.jericho.priorzero.engines.smollm2 import model_folder
-from zoo.jericho.priorzero.game_session import GameState
-from zoo.jericho.priorzero.prior import LLMPrior, PriorRequest
-from zoo.jericho.priorzero.prompts import Turn, build_prompt
+from zoo.jericho.priorzero.games.session import GameState
+from zoo.jericho.priorzero.llm import ScoreRequest, make_engine
+from zoo.jericho.priorzero.llm.prior import LLMPrior, PriorRequest
+from zoo.jericho.priorzero.llm.prompts import Turn, build_prompt
+from zoo.jericho.priorzero.llm.smollm2 import model_folder
 
 ACTIONS_TEXT = """go north, go south, go east, go west, go up, open sack, open window, open the small box, close window,
 take bottle, take sack, take all, drop lamp, turn on lamp, put lamp in sack, put lamp on table, examine table, drink water, wait,

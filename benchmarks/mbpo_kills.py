@@ -142,7 +142,7 @@ def _hit(run: Run, kill: Kill) -> bool:
 @contextlib.contextmanager
 def _output_to(folder: Path) -> Iterator[None]:
     """What the run and its log say goes to a file beside its folder."""
-    from lzero_async.run_folder import logging_to
+    from lzero_async.runs.run_dir import logging_to
 
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(log_of(folder).open("w"))

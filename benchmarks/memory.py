@@ -78,13 +78,13 @@ def bars() -> list[Bar]:
 
 def make_learner(folder: str, emit: Callable[[Any], None]) -> Any:
     """PriorZero's learner role with small sizes, its buffer full, and a pause after every train."""
-    from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
+    from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
     from zoo.jericho.priorzero.options import build_options
-    from zoo.jericho.priorzero.parts import Parts
-    from zoo.jericho.priorzero.quiet import quiet
+    from zoo.jericho.priorzero.play.components import Parts
+    from zoo.jericho.priorzero.silence import quiet
 
     with quiet():
-        from zoo.jericho.priorzero.learner_role import LearnerRole
+        from zoo.jericho.priorzero.roles.learner import LearnerRole
 
     class SlowLearner(LearnerRole):
         def fill(self) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class CheapCollector:
 
     def collect(self, version: int, weights: Parcel, stop: Any) -> Parcel:
         """One batch, as CollectorRole sends it."""
-        from zoo.jericho.priorzero.batch import Collected
+        from zoo.jericho.priorzero.play.batch import Collected
 
         self.collects += 1
         tidy_up(2 * self.collects)
@@ -134,7 +134,7 @@ class CheapCollector:
 
 def random_episodes(rng: np.random.Generator, features: int, slots: int) -> list[Any]:
     """Episodes of the right shapes, of lengths that vary by a quarter; every other one was ended by the game."""
-    from zoo.jericho.priorzero.play import Episode
+    from zoo.jericho.priorzero.play.episodes import Episode
 
     episodes = []
     for number in range(EPISODES):

@@ -18,9 +18,9 @@ from benchmarks.harness import Bar, main_guard, run_bars
 from benchmarks.ray_costs import costs
 from lzero_async import Worker, make_backend
 from lzero_async.testing import ScriptedRole
-from lzero_async.testing.hosts import Hosts
-from lzero_async.testing.ray_hosts import pull_a_cable
-from lzero_async.testing.ray_nodes import Loss, RayNodes, lose_a_node
+from tests.workers.hosts import Hosts
+from tests.workers.ray_hosts import pull_a_cable
+from tests.workers.ray_nodes import Loss, RayNodes, lose_a_node
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS, LOSSES, BATCHES = 5, 10, 150

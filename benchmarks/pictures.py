@@ -85,8 +85,8 @@ def train_words() -> list[str]:
 
 def watched_run(folder: Path, seconds: float, words: list[str]) -> int:
     """Run it in this process, and keep what a terminal would have shown in the middle of it."""
-    from lzero_async import application
-    from lzero_async.progress import Progress
+    from lzero_async.runs import application
+    from lzero_async.telemetry.terminal.progress import Progress
     from zoo.jericho.priorzero.priorzero_entry import main as train
 
     class Watching(Progress):
@@ -107,7 +107,7 @@ def watched_run(folder: Path, seconds: float, words: list[str]) -> int:
                 self.draw(self.seen[-1])
 
         def draw(self, view: Any) -> None:
-            from lzero_async.live_frame import render_svg
+            from lzero_async.telemetry.terminal.frame import render_svg
 
             render_svg(view, folder / FRAME, recent=self.seen[0], width=100, height=26)
             self.drawn = True

@@ -61,7 +61,7 @@ def mbpo(trainer: str, players: int) -> App:
         return [sys.executable, "-m", "zoo.mbpo.train", "--exp_name", str(folder), *words.split()]
 
     def outcome(folder: Path) -> Outcome:
-        from lzero_async.run_folder import LAST_CHECKPOINT
+        from lzero_async.runs.run_dir import LAST_CHECKPOINT
         from zoo.mbpo.saving import KIND, checkpoint, unsound
 
         results = json.loads((folder / "results.json").read_text(), parse_constant=_refuse)
@@ -92,10 +92,10 @@ def episode_ppo(collector: str) -> App:
         return [sys.executable, "-m", "zoo.episode_ppo.train", "--exp_name", str(folder), *words.split()]
 
     def outcome(folder: Path) -> Outcome:
-        from lzero_async import checkpoint
-        from lzero_async.run_folder import LAST_CHECKPOINT
-        from lzero_async.soundness import first_bad
-        from zoo.episode_ppo.saving import KIND
+        from lzero_async.runs import checkpoint
+        from lzero_async.runs.run_dir import LAST_CHECKPOINT
+        from lzero_async.runs.soundness import first_bad
+        from zoo.episode_ppo.learn.saving import KIND
 
         results = json.loads((folder / "results.json").read_text(), parse_constant=_refuse)
         pool, evaluations = results["environments"], results["evaluation_failures"]
@@ -122,10 +122,10 @@ def priorzero() -> App:
         return [sys.executable, "-m", "benchmarks._poisoned_game", str(probability), *arguments(str(folder), seconds)]
 
     def outcome(folder: Path) -> Outcome:
-        from lzero_async import checkpoint
-        from lzero_async.run_folder import LAST_CHECKPOINT
-        from lzero_async.soundness import first_bad
-        from zoo.jericho.priorzero.saving import CHECKPOINT
+        from lzero_async.runs import checkpoint
+        from lzero_async.runs.run_dir import LAST_CHECKPOINT
+        from lzero_async.runs.soundness import first_bad
+        from zoo.jericho.priorzero.learn.saving import CHECKPOINT
 
         results = json.loads((folder / "results.json").read_text(), parse_constant=_refuse)
         return Outcome(

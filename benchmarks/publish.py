@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.harness import Bar
 from lzero_async import Parcel, make_backend
-from lzero_async.weights import WeightStore
+from lzero_async.core.weights import WeightStore
 
 LAYERS, WIDTH = 10, 1000  # ten Linear layers: 10.01 million parameters in 20 tensors
 CYCLES, WARM_UP = 200, 20

@@ -17,7 +17,7 @@ from benchmarks._ray_runs import SIZE, waiting_run
 from benchmarks.harness import Bar
 from lzero_async import Parcel, make_backend
 from lzero_async.testing import CollectorRole, LearnerRole, ScriptedRole
-from lzero_async.testing.ray_nodes import RayNodes
+from tests.workers.ray_nodes import RayNodes
 
 ROUNDS = 5
 RATE = "8 collectors that wait 0.2 s: batches/s"
@@ -111,10 +111,10 @@ def _priorzero() -> dict[str, list[float]]:
     """Sizes of the shipped preset: its weights and gradients, and one collect by the untrained world model alone."""
     import threading
 
-    from zoo.jericho.priorzero import roles
-    from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
+    from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
     from zoo.jericho.priorzero.options import build_options
-    from zoo.jericho.priorzero.parts import Parts
+    from zoo.jericho.priorzero.play.components import Parts
+    from zoo.jericho.priorzero.roles import factories as roles
 
     modes = [f"run_config.{modes}=['world_model']" for modes in ("eval_modes", "final_eval_modes")]
     options = build_options(assignments=["llm_config.root_policy=wm_logits", *modes])

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from benchmarks._chromium import Chromium, find_chromium
 from benchmarks.harness import Bar
-from lzero_async.records import Records
-from lzero_async.report.command import write_report
-from lzero_async.run_folder import REPORT, write_json
-from lzero_async.summary import machine, versions, write_summary
-from lzero_async.trace import TraceWriter
+from lzero_async.core.trace import TraceWriter
+from lzero_async.runs.run_dir import REPORT, write_json
+from lzero_async.runs.summary import machine, versions, write_summary
+from lzero_async.telemetry.sinks import Records
+from lzero_async.tools.report.command import write_report
 
 BATCHES = 100_000
 COLLECTORS = 4

@@ -19,10 +19,7 @@ from typing import Any, NamedTuple
 from benchmarks import _ray_runs, ray_costs
 from benchmarks._scale_picture import draw
 from benchmarks.harness import main_guard
-from lzero_async.distributions import Distribution, lognormal
-from lzero_async.errors import ConfigError
-from lzero_async.gate import Policy
-from lzero_async.scaling import (
+from benchmarks.scaling import (
     Costs,
     Workload,
     collect_seconds,
@@ -33,7 +30,10 @@ from lzero_async.scaling import (
     weights_seconds,
     what_limits,
 )
-from lzero_async.simulation import simulate
+from lzero_async.core.gate import Policy
+from lzero_async.errors import ConfigError
+from lzero_async.simulate.distributions import Distribution, lognormal
+from lzero_async.simulate.pipeline import simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, PICTURE = ROOT / "benchmarks" / "results", ROOT / "docs" / "scale.md", ROOT / "docs" / "scale.png"

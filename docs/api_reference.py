@@ -10,9 +10,10 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTE = "Written by `make docs`; edit the code and run it again."
 # What users import besides the package itself, in the order of the page.
 MODULES = (
-    "testing", "simulation", "scaling", "distributions", "application", "activity", "quantities", "view", "summary", "run_files",
-    "trace", "records", "async_scalars", "metrics_server", "progress", "live", "utilisation", "tuning", "options", "config",
-    "checkpoint", "run_folder", "timeline.text", "timeline.picture", "report.command",
+    "validation", "core.activity", "core.trace", "telemetry.quantities", "telemetry.view", "telemetry.sinks", "telemetry.scalars",
+    "telemetry.prometheus_server", "telemetry.utilisation", "telemetry.terminal.progress", "telemetry.terminal.live",
+    "runs.options", "runs.application", "runs.checkpoint", "runs.run_dir", "runs.summary", "runs.run_files", "simulate.pipeline",
+    "simulate.distributions", "tools.report.command", "tools.timeline.text", "tools.timeline.picture", "testing",
 )  # fmt: skip
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

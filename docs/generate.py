@@ -2,7 +2,7 @@
 
 docs/config-reference.md has every option of the three programs with its default, what it may be and its meaning; docs/api.md has
 the public names of the library; docs/quantities.md has the name of every quantity in every output.
-tests/test_docs_generated.py fails when a page is not what this program writes.
+tests/project/test_docs_generated.py fails when a page is not what this program writes.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def config_reference() -> str:
 
 def quantities_page() -> str:
     """The page docs/quantities.md."""
-    from lzero_async.quantities import QUANTITIES
+    from lzero_async.telemetry.quantities import QUANTITIES
 
     lines = ["# Names of quantities", "", NOTE, ""]
     lines += [

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from lzero_async.run_folder import BAD_INPUT
+from lzero_async.runs.run_dir import BAD_INPUT
 
 PROGRAMS: Final = {
     "report": "one HTML page about a run, or about several side by side",
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program that the first word names; return its exit code, 2 where there is no such program."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in PROGRAMS:
-        program = importlib.import_module(f"lzero_async.{words[0]}.command")
+        program = importlib.import_module(f"lzero_async.tools.{words[0]}.command")
         return int(program.main(words[1:]))
     if words and words[0] in ("-h", "--help"):
         print(USAGE)

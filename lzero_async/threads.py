@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from lzero_async.errors import SystemRefused
-from lzero_async.refusals import THREAD, tell_refusal
+from lzero_async.errors import THREAD, SystemRefused, tell_refusal
 from lzero_async.types import Clock, Waiter
 
 

@@ -51,8 +51,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ran = (
         report.nodeid for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "nodeid")
     )
-    if any(node.startswith("tests/test_docs.py") for node in ran):
-        from tests.docs_blocks import summary
+    if any(node.startswith("tests/project/test_docs.py") for node in ran):
+        from tests.project.docs_blocks import summary
 
         terminalreporter.section("documentation")
         terminalreporter.write("\n".join(summary()) + "\n")

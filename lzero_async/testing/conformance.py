@@ -19,15 +19,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from lzero_async.backends import Backend, Worker
-from lzero_async.calls import RemoteTraceback
 from lzero_async.clock import RealClock
+from lzero_async.core.gate import Gate
+from lzero_async.core.gatekeeper import GateShell
 from lzero_async.errors import GateTimeout, RemoteError, Stopped, WorkerDied
-from lzero_async.gate import Gate
-from lzero_async.parcels import Parcel
-from lzero_async.shell import GateShell
 from lzero_async.testing.fakes import Block
 from lzero_async.threads import ThreadGroup
+from lzero_async.workers.backend import Backend, Worker
+from lzero_async.workers.calls import RemoteTraceback
+from lzero_async.workers.parcels import Parcel
 
 Check = Callable[[Backend], None]
 CHECKS: Final[list[Check]] = []

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from lzero_async.distributions import Distribution, sample
 from lzero_async.errors import Stopped
-from lzero_async.parcels import Parcel
+from lzero_async.simulate.distributions import Distribution, sample
 from lzero_async.types import Batch, Clock, CollectContext, EvalContext
+from lzero_async.workers.parcels import Parcel
 
 
 class Interrupted(RuntimeError):

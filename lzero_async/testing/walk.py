@@ -9,7 +9,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from lzero_async.gate import Gate
+from lzero_async.core.gate import Gate
 
 
 class WalkFailure(AssertionError):

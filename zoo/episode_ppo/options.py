@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async.config import LONGEST, duration, positive_number
 from lzero_async.errors import ConfigError
-from lzero_async.options import (
+from lzero_async.runs.options import (
     WATCHING,
     Option,
     OptionTable,
@@ -25,6 +24,7 @@ from lzero_async.options import (
     whole,
     words,
 )
+from lzero_async.validation import LONGEST, duration, positive_number
 
 ASYNC, SYNC = "async", "sync"
 DEFAULT_DEGREE: Final = 2

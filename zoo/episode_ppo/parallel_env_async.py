@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from lzero_async.calls import listen
 from lzero_async.clock import RealClock
-from lzero_async.parcels import Parcel
-from lzero_async.step_watch import StepWatch
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
-from zoo.episode_ppo.episode import Episode, pack
-from zoo.episode_ppo.factories import FlatEnv
-from zoo.episode_ppo.playing import MAX_STEPS, STEP_TIMEOUT, Failure, Look, Player, Slot
-from zoo.episode_ppo.policy import NumpyPolicy
+from lzero_async.workers.calls import listen
+from lzero_async.workers.parcels import Parcel
+from lzero_async.workers.step_watch import StepWatch
+from zoo.episode_ppo.envs.factories import FlatEnv
+from zoo.episode_ppo.play.episode import Episode, pack
+from zoo.episode_ppo.play.player import MAX_STEPS, STEP_TIMEOUT, Failure, Look, Player, Slot
+from zoo.episode_ppo.play.policy import NumpyPolicy
 
 LOOK_SECONDS = (
     0.2  # a first environment that has not made its first steps by then is slow: the others do not wait for it

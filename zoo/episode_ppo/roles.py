@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from zoo.episode_ppo.factories import FlatEnv
-from zoo.episode_ppo.waiting import make_waiting
+from zoo.episode_ppo.envs.factories import FlatEnv
+from zoo.episode_ppo.envs.waiting import make_waiting
 
 Emit = Callable[[Any], None]
 
@@ -21,7 +21,7 @@ def env_factory(options: Any, *, waits: bool = True) -> Callable[[], FlatEnv]:
 def make_workers_envs(options: Any, num_envs: int, worker: int, emit: Emit) -> Any:
     """The environments of one worker, with or without a barrier."""
     from zoo.episode_ppo.parallel_env_async import AsyncEnvs
-    from zoo.episode_ppo.step_barrier import StepEnvs
+    from zoo.episode_ppo.play.step_barrier import StepEnvs
 
     kind = StepEnvs if options.collector == "sync" else AsyncEnvs
     sizes = (num_envs, worker, options.seed)
@@ -30,7 +30,7 @@ def make_workers_envs(options: Any, num_envs: int, worker: int, emit: Emit) -> A
 
 def make_evaluator(options: Any, num_envs: int, emit: Emit) -> Any:
     """The evaluator."""
-    from zoo.episode_ppo.evaluating import EvaluatorRole
+    from zoo.episode_ppo.play.evaluator import EvaluatorRole
 
     make = env_factory(options, waits=False)
     return EvaluatorRole(make, num_envs, options.seed, emit, options.max_episode_steps, options.step_timeout)
@@ -38,6 +38,6 @@ def make_evaluator(options: Any, num_envs: int, emit: Emit) -> Any:
 
 def make_learner(options: Any, spaces: Sequence[Any], emit: Emit) -> Any:
     """The learner."""
-    from zoo.episode_ppo.learning import LearnerRole
+    from zoo.episode_ppo.learn.role import LearnerRole
 
     return LearnerRole(options, spaces)

@@ -3,7 +3,7 @@
     python zoo/episode_ppo/train.py                                      CartPole, 100 environments
     python zoo/episode_ppo/train.py --env CartPole-v1 --n-envs 100 --total-episodes 100000 --episodes-per-update 100
     python zoo/episode_ppo/train.py --env my_package.envs:make --env-arg red_agent=B_lineAgent --env-arg max_steps=50
-    python zoo/episode_ppo/train.py --env zoo.episode_ppo.network_attack:make --discount 0.95     network attacks (extra: nasim)
+    python zoo/episode_ppo/train.py --env zoo.episode_ppo.envs.network_attack:make --discount 0.95  network attacks (extra: nasim)
     python zoo/episode_ppo/train.py --step-seconds 0.01 --step-sigma 1   waits as a slow, uneven simulator makes them
     python zoo/episode_ppo/train.py --collector sync                     a barrier at every step: the baseline
     python zoo/episode_ppo/train.py --resume runs/episode_ppo            go on with the run in that folder
@@ -24,11 +24,11 @@ if not __package__:
     # In place of this file's folder: its modules are not meant by --env module:factory, those of the user's folder are.
     sys.path[:1] = [str(Path(__file__).resolve().parents[2]), str(Path.cwd())]
 
-from lzero_async.application import carry_through
 from lzero_async.errors import ConfigError
-from lzero_async.folder_lock import FolderLock
-from lzero_async.options import device_of, make_parser
-from lzero_async.run_folder import (
+from lzero_async.runs.application import carry_through
+from lzero_async.runs.folder_lock import FolderLock
+from lzero_async.runs.options import device_of, make_parser
+from lzero_async.runs.run_dir import (
     RESULTS,
     exit_code,
     find_run,
@@ -38,9 +38,9 @@ from lzero_async.run_folder import (
     say_places,
     write_json,
 )
-from zoo.episode_ppo.factories import describe, parse_env_args
+from zoo.episode_ppo.envs.factories import describe, parse_env_args
+from zoo.episode_ppo.learn.saving import check_same_run, load_description
 from zoo.episode_ppo.options import ASYNC, TABLE, build_options, rounds_at_once
-from zoo.episode_ppo.saving import check_same_run, load_description
 
 ENDS = {"max_train": "total_episodes", "max_collect": "total_episodes", "eval_target": "target_return"}
 
@@ -115,7 +115,7 @@ def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any]
 
 def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
     """The numbers of the run on screen, and all of them in results.json."""
-    from lzero_async.utilisation import compare, format_targets
+    from lzero_async.telemetry.utilisation import compare, format_targets
 
     statistics = trainer.statistics()
     counters, pool = statistics["counters"], statistics["environments"]

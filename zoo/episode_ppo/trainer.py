@@ -15,23 +15,24 @@ from typing import Any, Final, cast
 
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
-from lzero_async.application import PLACES, ScoredApplication, thread_limit
-from lzero_async.options import device_of
-from lzero_async.progress import Progress, duration
-from lzero_async.quantities import label, rate_label
-from lzero_async.records import Records
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async.runs import checkpoint
+from lzero_async.runs.application import PLACES, ScoredApplication, thread_limit
+from lzero_async.runs.options import device_of
+from lzero_async.telemetry.quantities import label, rate_label
+from lzero_async.telemetry.sinks import Records
+from lzero_async.telemetry.terminal.progress import Progress, duration
+from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
 from lzero_async.types import Batch, CollectContext, EvalResult, StopSignal, TrainReport
-from lzero_async.view import SECONDS, Count, Progressed, per_second, seconds_left
 from zoo.episode_ppo import roles
-from zoo.episode_ppo.factories import Spaces
+from zoo.episode_ppo.envs.factories import Spaces
+from zoo.episode_ppo.learn.saving import check_same_run
 from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
-from zoo.episode_ppo.patience import PatientEvaluator
-from zoo.episode_ppo.playing import BAD_DATA, TIMEOUT, Failure
-from zoo.episode_ppo.pool import EpisodePool
-from zoo.episode_ppo.rounds import Pool, Round
-from zoo.episode_ppo.saving import check_same_run
-from zoo.episode_ppo.step_barrier import BarrierPool
+from zoo.episode_ppo.play.patience import PatientEvaluator
+from zoo.episode_ppo.play.player import BAD_DATA, TIMEOUT, Failure
+from zoo.episode_ppo.play.pool import EpisodePool
+from zoo.episode_ppo.play.rounds import Pool, Round
+from zoo.episode_ppo.play.step_barrier import BarrierPool
 
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once
 COUNTERS: Final = ("episodes", "steps", "updates", "bad_updates")  # trained on, and gradient steps, made and skipped

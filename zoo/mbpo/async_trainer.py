@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 from easydict import EasyDict
 
-from lzero_async import BoundedQueue, Parcel, WeightStore, Worker
-from lzero_async.calls import listen, stopped
-from lzero_async.errors import QueueClosed, WorkerError
+from lzero_async import Parcel, Worker
+from lzero_async.core.weights import WeightStore
+from lzero_async.errors import WorkerError
 from lzero_async.types import BackgroundContext, Batch
+from lzero_async.workers.calls import listen, stopped
 from zoo.mbpo.options import AUTOMATIC, queue_batches
+from zoo.mbpo.queues import BoundedQueue, QueueClosed
 from zoo.mbpo.trainer import Trainer
 from zoo.mbpo.tuning import Tuning
 

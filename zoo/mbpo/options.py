@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async.config import LONGEST, duration, one_of, positive_number
 from lzero_async.errors import ConfigError
-from lzero_async.options import (
+from lzero_async.runs.options import (
     WATCHING,
     Option,
     OptionTable,
@@ -24,9 +23,10 @@ from lzero_async.options import (
     whole,
     words,
 )
-from zoo.mbpo.envs import split
-from zoo.mbpo.guarding import STEP_TIMEOUT
-from zoo.mbpo.learner_options import LearnerOptions
+from lzero_async.validation import LONGEST, duration, one_of, positive_number
+from zoo.mbpo.envs.guarding import STEP_TIMEOUT
+from zoo.mbpo.envs.vectorised import split
+from zoo.mbpo.learn.learner_options import LearnerOptions
 
 SYNC, BATCH, CONTINUOUS = "sync", "batch", "continuous"
 TRAINERS: Final = (SYNC, BATCH, CONTINUOUS)

@@ -13,7 +13,7 @@ def make_role(role: str, options: Any, sizes: tuple[int, int], emit: Callable[[A
 
     Raises ConfigError when there is not enough memory for its buffers.
     """
-    from zoo.mbpo import learning
+    from zoo.mbpo.learn import roles as learning
 
     try:
         return getattr(learning, role)(options, sizes, emit)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lzero_async import checkpoint
 from lzero_async.errors import ConfigError
-from lzero_async.soundness import first_bad
+from lzero_async.runs import checkpoint
+from lzero_async.runs.soundness import first_bad
 from zoo.mbpo.options import FIXED
 
 KIND: Final = checkpoint.CheckpointKind("lzero-async.mbpo", 1, "MBPO")

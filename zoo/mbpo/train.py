@@ -23,11 +23,11 @@ from typing import Any
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lzero_async.application import carry_through
-from lzero_async.folder_lock import FolderLock
-from lzero_async.options import device_of
-from lzero_async.options import make_parser as plain_parser
-from lzero_async.run_folder import (
+from lzero_async.runs.application import carry_through
+from lzero_async.runs.folder_lock import FolderLock
+from lzero_async.runs.options import device_of
+from lzero_async.runs.options import make_parser as plain_parser
+from lzero_async.runs.run_dir import (
     RESULTS,
     exit_code,
     find_run,
@@ -37,9 +37,9 @@ from lzero_async.run_folder import (
     say_places,
     write_json,
 )
+from zoo.mbpo.envs.sources import GymSource
 from zoo.mbpo.options import CONTINUOUS, OPTIONS, PRESETS, TABLE, build_options
 from zoo.mbpo.saving import check_same_run, load_description
-from zoo.mbpo.sources import GymSource
 
 ENDS = {"stop_fn": "max_steps", "max_collect": "max_steps", "eval_target": "target_return"}
 
@@ -115,7 +115,7 @@ def make_trainer(options: Any, folder: Path, **arguments: Any) -> Any:
 
 def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
     """The numbers of the run on screen, and all of them in results.json."""
-    from lzero_async.utilisation import compare, format_targets
+    from lzero_async.telemetry.utilisation import compare, format_targets
 
     print(trainer.log_line())
     statistics = trainer.statistics()

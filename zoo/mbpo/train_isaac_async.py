@@ -22,14 +22,14 @@ if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lzero_async.errors import ConfigError
-from lzero_async.options import device_of
-from lzero_async.run_folder import exit_code
-from zoo.mbpo.sources import TensorSource
+from lzero_async.runs.options import device_of
+from lzero_async.runs.run_dir import exit_code
+from zoo.mbpo.envs.sources import TensorSource
 from zoo.mbpo.train import make_parser, parse_arguments, train
 
 OWN = "tensor-pendulum"
-PENDULUM = "zoo.mbpo.tensor_pendulum:TensorPendulum"
-ISAAC = "zoo.mbpo.isaac:make_env"
+PENDULUM = "zoo.mbpo.envs.tensor_pendulum:TensorPendulum"
+ISAAC = "zoo.mbpo.envs.isaac:make_env"
 
 
 def make_source(options: Any, headless: bool) -> TensorSource:

@@ -17,22 +17,23 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
-from lzero_async.application import PLACES, ScoredApplication, thread_limit
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
 from lzero_async.errors import ConfigError, WorkerStuck
-from lzero_async.options import device_of
-from lzero_async.progress import Progress, duration
-from lzero_async.quantities import label, rate_label
-from lzero_async.records import Records
+from lzero_async.runs import checkpoint
+from lzero_async.runs.application import PLACES, ScoredApplication, thread_limit
+from lzero_async.runs.options import device_of
+from lzero_async.telemetry.quantities import label, rate_label
+from lzero_async.telemetry.sinks import Records
+from lzero_async.telemetry.terminal.progress import Progress, duration
+from lzero_async.telemetry.utilisation import Utilisation
+from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
 from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
-from lzero_async.utilisation import Utilisation
-from lzero_async.view import SECONDS, Count, Progressed, per_second, seconds_left
-from zoo.mbpo.data_collector import AsyncDataCollector
-from zoo.mbpo.guarding import BAD_EPISODE, STUCK
+from zoo.mbpo.collect.data_collector import AsyncDataCollector
+from zoo.mbpo.envs.guarding import BAD_EPISODE, STUCK
+from zoo.mbpo.envs.sources import EnvSource, GymSource
 from zoo.mbpo.options import backend_of
 from zoo.mbpo.roles import make_role
 from zoo.mbpo.saving import check_same_run
-from zoo.mbpo.sources import EnvSource, GymSource
 from zoo.mbpo.troubles import Troubles
 
 EVAL_ENVS: Final = 20  # at most so many environments play an evaluation at once

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from lzero_async.tuning import BatchSizeTuner, CollectorTuner, QueueSizeTuner
+from lzero_async.telemetry.utilisation import Utilisation
 from lzero_async.types import Batch
-from lzero_async.utilisation import Utilisation
+from zoo.mbpo.controllers import BatchSizeTuner, CollectorTuner, QueueSizeTuner
 from zoo.mbpo.options import queue_batches
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from typing import Any
 
 from easydict import EasyDict
 
-from lzero_async.config import LONGEST, duration, one_of, positive_number
 from lzero_async.errors import ConfigError
-from lzero_async.options import (
+from lzero_async.runs.options import (
     WATCHING,
     Check,
     between,
@@ -28,8 +27,8 @@ from lzero_async.options import (
     whole,
     words,
 )
+from lzero_async.validation import LONGEST, duration, one_of, positive_number
 from zoo.jericho.priorzero import priorzero_config
-from zoo.jericho.priorzero.engines.vllm_protocol import split_addresses
 
 
 def _subset(*words: str) -> Check:
@@ -416,3 +415,24 @@ def unizero_config(options: EasyDict, features: int, device: str = "cpu") -> Eas
     )  # fmt: skip
     defaults = deep_merge_dicts(UniZeroGameBuffer.default_config(), UniZeroPolicy.default_config())
     return EasyDict(deep_merge_dicts(defaults, own))
+
+
+def split_addresses(name: str, value: str) -> tuple[str, ...]:
+    """The addresses in the text of option `name`, which has commas between them; none in an empty one."""
+    if not value:
+        return ()
+    found = [part.strip().rstrip("/") for part in value.split(",")]
+    for i, address in enumerate(found):
+        scheme, _, place = address.partition("://")
+        reason = ""
+        if not address:
+            reason = "has an empty address"
+        elif scheme not in ("http", "https") or not place or place.startswith(("/", ":")) or " " in place:
+            reason = f"has {address!r}, which is no address"
+        elif address in found[:i]:
+            reason = f"has {address} twice"
+        if reason:
+            raise ConfigError(
+                f"{name} is {value!r}, which {reason}; it must be http://HOST:PORT, or several with commas between them."
+            )
+    return tuple(found)

@@ -21,9 +21,9 @@ from typing import Any
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from lzero_async.application import carry_through
-from lzero_async.folder_lock import FolderLock
-from lzero_async.run_folder import (
+from lzero_async.runs.application import carry_through
+from lzero_async.runs.folder_lock import FolderLock
+from lzero_async.runs.run_dir import (
     RESULTS,
     exit_code,
     find_checkpoint,
@@ -128,11 +128,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train(flags: argparse.Namespace) -> int:
     """Options, game, folder; then train, evaluate once more, and say where everything is."""
-    from lzero_async import checkpoint
-    from zoo.jericho.priorzero.game_files import find_game
+    from lzero_async.runs import checkpoint
+    from zoo.jericho.priorzero.games.files import find_game
+    from zoo.jericho.priorzero.learn.saving import CHECKPOINT
     from zoo.jericho.priorzero.options import build_options
     from zoo.jericho.priorzero.priorzero_config import run_config
-    from zoo.jericho.priorzero.saving import CHECKPOINT
 
     changes = {path: getattr(flags, flag) for flag, path in FLAGS.items() if getattr(flags, flag) is not None}
     if flags.llm_url and not flags.llm_engine:
@@ -183,7 +183,7 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
 
 def _report(agent: Any, rows: list[dict[str, Any]], reason: str) -> None:
     """The evaluation table and the places, on screen and as results.json."""
-    from lzero_async.progress import table
+    from lzero_async.telemetry.terminal.progress import table
 
     game = agent.game
     if rows:

@@ -208,7 +208,7 @@ def check_auto_tune(clock: Clock, exact: bool) -> Report:
 
 def _ideal(degree: int) -> float:
     """Wall time of one collector with blocking evaluations, from the simulator (the last evaluation ends the run)."""
-    from lzero_async.simulation import simulate
+    from lzero_async.simulate.pipeline import simulate
 
     return simulate(COLLECT, TRAIN, EVAL, off_policy_degree=degree, trains=TRAINS, eval_every=EVAL_EVERY).wall + EVAL
 

@@ -19,18 +19,17 @@ from typing import Any
 import numpy as np
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, checkpoint, make_backend
-from lzero_async.application import PLACES, Application, thread_limit
-from lzero_async.calls import CallStop
+from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
 from lzero_async.errors import ConfigError, Stopped
-from lzero_async.progress import Progress, duration
-from lzero_async.quantities import QUANTITIES, label, rate_label
-from lzero_async.records import Records
+from lzero_async.runs import checkpoint
+from lzero_async.runs.application import PLACES, Application, thread_limit
+from lzero_async.telemetry.quantities import QUANTITIES, label, rate_label
+from lzero_async.telemetry.sinks import Records
+from lzero_async.telemetry.terminal.progress import Progress, duration
+from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
 from lzero_async.types import BackgroundContext, Batch, CollectContext, EvalContext, EvalResult, StopSignal, TrainReport
-from lzero_async.view import SECONDS, Count, Progressed, per_second, seconds_left
-from zoo.jericho.priorzero import roles
-from zoo.jericho.priorzero.game_files import Game
-from zoo.jericho.priorzero.learner_group import LearnerGroup, on_loopback
+from lzero_async.workers.calls import CallStop
+from zoo.jericho.priorzero.games.files import Game
 from zoo.jericho.priorzero.options import (
     backend_of,
     device_of,
@@ -38,8 +37,10 @@ from zoo.jericho.priorzero.options import (
     steps_per_collect,
     threads_of,
 )
-from zoo.jericho.priorzero.parts import Parts
-from zoo.jericho.priorzero.reanalysis import Reanalysis
+from zoo.jericho.priorzero.play.components import Parts
+from zoo.jericho.priorzero.roles import factories as roles
+from zoo.jericho.priorzero.roles.learner_group import LearnerGroup, on_loopback
+from zoo.jericho.priorzero.roles.reanalysis import Reanalysis
 
 KEPT_VERSIONS = 1_000
 TROUBLES = ("bad_episodes", "env_timeouts", "left_out_episodes", "refused_priors", "bad_updates")

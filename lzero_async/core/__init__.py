@@ -1,0 +1,1 @@
+"""The coordination core: the gate and its rules, the coordinator and its loop. Standard library only."""

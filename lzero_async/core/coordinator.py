@@ -1,0 +1,574 @@
+"""The coordinator: the gate, its lock and its numbers behind one small API."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from lzero_async.clock import RealClock
+from lzero_async.core.activity import RoleActivity
+from lzero_async.core.adaptive import adaptive_degree, drift_of
+from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
+from lzero_async.core.gate import Gate, Policy
+from lzero_async.core.gatekeeper import GateShell, Holder
+from lzero_async.core.resume import STATE_FORMAT, read_state
+from lzero_async.core.stages import (
+    CollectStage,
+    EvalStage,
+    FutureWaiter,
+    Stage,
+    StageParts,
+    TrainStage,
+    is_coroutine_function,
+    run_awaitable,
+    run_blocking,
+)
+from lzero_async.core.statistics import COUNTERS, format_box
+from lzero_async.core.trace import LEARNER, TraceWriter
+from lzero_async.core.weights import WeightStore
+from lzero_async.errors import (
+    DESCRIPTOR,
+    THREAD,
+    ConfigError,
+    CoordinatorClosed,
+    GateTimeout,
+    LzeroAsyncError,
+    Stopped,
+    hear_refusals,
+    ignore_refusals,
+)
+from lzero_async.threads import ThreadGroup
+from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, LearnerState, TrainReport
+from lzero_async.validation import (
+    HIGH_DEGREE,
+    auto_degree,
+    duration,
+    one_of,
+    resolve_degree,
+    time_limit,
+    warn_about_collectors,
+    whole_number,
+)
+
+if TYPE_CHECKING:
+    from lzero_async.types import RunResult
+
+ON_FAILURE: Final = ("raise", "restart")
+LEFT_BEHIND_PATIENCE: Final = 0.5
+log = logging.getLogger("lzero_async")
+_KEPT_CHANGES: Final = 1000
+_REFUSED: Final = {  # what is counted, and what the trace says
+    THREAD: ("refused_threads", "thread refused"),
+    DESCRIPTOR: ("missing_descriptors", "no descriptor left"),
+}
+
+
+class AsyncTrainingCoordinator:
+    """Lets collecting, training and evaluating run at the same time, within the staleness bound that the user sets.
+
+    `off_policy_degree`: 0 runs the stages strictly in turn; d >= 1 keeps the lag and the staleness of every batch at
+    most d; -1 derives d from `buffer_size` and `batch_size` (both in samples). `enable_async_eval` evaluates in the
+    background, on a frozen snapshot. All other arguments:
+
+    num_collectors: collects that may run at once. staleness_policy: `wait`, `drop` or `allow`. publish_every: trains
+    between two publications of the weights. max_train_ahead: extra trains on old data in a row while no batch waits.
+    queue_capacity: let the waiting batches be a queue of so many that never holds a collector back: a full one drops its
+    oldest batch, counted (not with `wait`). queue_order: `fifo`, or `priority` with priority=, a function of a collect's
+    data: the highest is trained first, the lowest dropped first.
+    eval_overlap: what a new background evaluation does while one still runs (`skip`, `latest`, `wait`). on_failure:
+    what `run` does when a collect raises (`raise`, `restart`), with max_restarts in a row per collector (one that fails
+    more often is retired, and the last of them ends the run) and restart_backoff seconds before the first, doubling.
+    train_retries: how often a failed train is tried again from the
+    state before it, which needs `learner` (state_dict, load_state_dict). adaptive: let the degree follow the run inside
+    [min_degree, max_degree]; drift_threshold: the drift above which it is halved. get_weights: returns the learner's
+    weights; called after construction, loading and every due train, always while no train runs. trace: path of a Chrome
+    trace to write. clock: for tests.
+    """
+
+    def __init__(
+        self,
+        off_policy_degree: int = 0,
+        enable_async_eval: bool = False,
+        buffer_size: int = 10_000,
+        batch_size: int = 256,
+        *,
+        num_collectors: int = 1,
+        staleness_policy: Policy = "wait",
+        publish_every: int = 1,
+        max_train_ahead: int = 0,
+        queue_capacity: int | None = None,
+        queue_order: str = "fifo",
+        priority: Callable[[Any], float] | None = None,
+        eval_overlap: str = "latest",
+        on_failure: str = "raise",
+        max_restarts: int = 3,
+        restart_backoff: float = 0.5,
+        train_retries: int = 0,
+        learner: LearnerState | None = None,
+        adaptive: bool = False,
+        min_degree: int | None = None,
+        max_degree: int | None = None,
+        drift_threshold: float | None = None,
+        get_weights: Callable[[], Any] | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        buffer_size = whole_number("buffer_size", buffer_size, 1)
+        batch_size = whole_number("batch_size", batch_size, 1)
+        num_collectors = whole_number("num_collectors", num_collectors, 1)
+        one_of("eval_overlap", eval_overlap, EVAL_OVERLAPS)
+        self.on_failure = one_of("on_failure", on_failure, ON_FAILURE)
+        self.max_restarts = whole_number("max_restarts", max_restarts, 0)
+        self.restart_backoff = duration("restart_backoff", restart_backoff)
+        self._train_retries = whole_number("train_retries", train_retries, 0)
+        if train_retries and learner is None:
+            raise ConfigError(
+                f"train_retries is {train_retries}, but without learner= there is no state to go back to; "
+                "pass an object with state_dict() and load_state_dict(), or set train_retries to 0."
+            )
+        for name, callback in (("get_weights", get_weights), ("priority", priority)):
+            if callback is not None and is_coroutine_function(callback):
+                raise ConfigError(f"{name} is a coroutine function, which nobody would await; pass a plain function.")
+        degree, how = resolve_degree(off_policy_degree, buffer_size, batch_size)
+        default_high = max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
+        gate = Gate(
+            degree,
+            num_collectors=num_collectors,
+            policy=staleness_policy,
+            publish_every=publish_every,
+            max_train_ahead=max_train_ahead,
+            capacity=queue_capacity,
+            order=queue_order,
+        )
+        if (priority is None) == (queue_order == "priority"):
+            raise ConfigError(
+                f"queue_order is {queue_order!r} and priority is {priority!r}; a queue in order of priority needs "
+                "priority=, a function of a collect's data, and no other does."
+            )
+        self._adaptive = adaptive_degree(adaptive, gate, min_degree, max_degree, drift_threshold, default_high)
+        if queue_capacity is None:
+            warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
+        if how:
+            print(how, flush=True)
+        self.clock: Clock = clock or RealClock()
+        self.shell = GateShell(gate, self.clock)
+        self.weights = WeightStore()
+        self.enable_async_eval = bool(enable_async_eval)
+        self._get_weights = get_weights
+        self._learner = learner
+        self._trace = None if trace is None else TraceWriter(trace)
+        self.evaluator = BackgroundEvaluator(self.shell, eval_overlap, self._trace)
+        self._changes: deque[DegreeChange] = deque(maxlen=_KEPT_CHANGES)
+        self.threads = ThreadGroup(self.clock, "lzero")
+        self._run: EvalOwner | None = None
+        self._left_behind = False
+        self._parts = StageParts(
+            self.shell,
+            self.weights,
+            priority=priority,
+            publish=self.publish,
+            get_weights=get_weights,
+            after=self._after_train,
+            retries=self._train_retries,
+            learner=learner,
+        )
+        self._parts.trace = self._trace
+        self.shell.locks += (self.weights.writing, self.threads.lock, *self.evaluator.locks)
+        if self._trace is not None:
+            self.shell.locks.append(self._trace.lock)
+        if get_weights is not None:
+            self.weights.publish(get_weights(), 0)
+        hear_refusals(self)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def can_collect(self) -> bool:
+        """Whether a collect could start now."""
+        with self.shell.lock:
+            return not self.shell.is_set() and self.shell.gate.collect_rule() is None
+
+    def can_train(self) -> bool:
+        """Whether a batch could be trained now."""
+        with self.shell.lock:
+            return not self.shell.is_set() and self.shell.gate.train_rule() is None
+
+    @property
+    def collect_count(self) -> int:
+        """Committed collects since the start or the last reset."""
+        return self.shell.recorder.count(self.shell.gate, "committed")
+
+    @property
+    def train_count(self) -> int:
+        """Finished trains since the start or the last reset; replays are counted apart."""
+        return self.shell.recorder.count(self.shell.gate, "trained")
+
+    @property
+    def collect_train_lag(self) -> int:
+        """Batches that wait for their train, the one being trained included."""
+        gate = self.shell.gate
+        lag = len(gate.waiting)  # a full queue holds one more for the moment in which it drops one
+        return lag if gate.capacity is None else min(lag, gate.capacity + 1)
+
+    @property
+    def off_policy_degree(self) -> int:
+        """The bound in force."""
+        return self.shell.gate.degree
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the stages run strictly in turn."""
+        return self.shell.gate.degree == 0
+
+    @property
+    def num_collectors(self) -> int:
+        """Collects that may run at once."""
+        return self.shell.gate.num_collectors
+
+    @property
+    def degree_changes(self) -> tuple[DegreeChange, ...]:
+        """The last changes of an adaptive degree, with their reasons."""
+        return tuple(self._changes)
+
+    def locate(self, role: str, pid: int) -> None:
+        """Tell the trace which process does the work of `learner`, `evaluator` or `collector N`."""
+        if self._trace is not None:
+            self._trace.locate(role, pid)
+
+    @contextmanager
+    def working(self, role: str, name: str, /, **details: Any) -> Iterator[dict[str, Any]]:
+        """Show what the block does as work of a role of the application's own, in the trace and among the activities. The
+        details are shown too, and the block may add some."""
+        start = self.clock.now()
+        self.shell.activity.enter(role, name, start)
+        try:
+            yield details
+        finally:
+            end = self.clock.now()
+            self.shell.activity.leave(role, end)
+            if self._trace is not None:
+                self._trace.span(role, name, start, end, **details)
+
+    def start_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace from now on; for whoever could not say where when the coordinator was made."""
+        if self._trace is not None:
+            raise ConfigError(f"A trace is written to {self._trace.path} already; leave one of the two out.")
+        self._trace = self.evaluator.trace = self._parts.trace = TraceWriter(path)
+        self.shell.locks.append(self._trace.lock)
+
+    def set_queue_capacity(self, capacity: int) -> None:
+        """Change the length of a queue that has one; a shorter one drops what it has no room for."""
+        self.shell.set_capacity(capacity)
+
+    def set_active_collectors(self, number: int) -> None:
+        """Let only so many of the collectors collect at once; the others wait, and collects that run go on."""
+        self.shell.set_active_collectors(number)
+
+    def count_restart(self) -> None:
+        """Count the restart of a role that the loop does not restart itself."""
+        with self.shell.lock:
+            self.shell.recorder.sums["restarts"] += 1
+
+    def refused(self, kind: str) -> None:
+        """Count and trace that the system refused this process a thread or an open file; see `tell_refusal`."""
+        name, said = _REFUSED[kind]
+        with self.shell.lock:
+            self.shell.recorder.sums[name] += 1
+        if self._trace is not None:
+            self._trace.instant(LEARNER, said, self.clock.now())
+
+    # -- the stages ----------------------------------------------------------------------------------------------------
+
+    def run_collect(
+        self, fn: Callable[..., Any], *, worker: int = 0, with_context: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Wait until the gate admits a collect, run `fn`, and commit what it returns as a batch; return that.
+
+        With `with_context`, `fn` gets a CollectContext. `timeout` (seconds) bounds each wait; a batch whose commit
+        timed out stays in line. A coroutine function makes this return an awaitable.
+        """
+        if timeout is not None:
+            time_limit("timeout", timeout)
+        return self.pass_through(CollectStage(self._parts, None, worker), fn, with_context, timeout)
+
+    def run_train(self, fn: Callable[..., Any], *, with_batch: bool = False, timeout: float | None = None) -> Any:
+        """Wait for a batch and run `fn`, with the Batch if `with_batch`; return its result.
+
+        If `fn` raises, the batch stays first in line. If it returns a number or a TrainReport, an adaptive degree takes
+        that as its drift signal.
+        """
+        if timeout is not None:
+            time_limit("timeout", timeout)
+        if self.evaluator.failed:
+            self.evaluator.last()
+        return self.pass_through(TrainStage(self._parts, None), fn, with_batch, timeout)
+
+    def run_eval(self, fn: Callable[..., Any], *, with_context: bool = False, timeout: float | None = None) -> Any:
+        """Evaluate: in the learner's turn, returning `fn`'s result; or, with `enable_async_eval`, in the background,
+        returning None at once (see `poll_eval` and `wait_for_eval`)."""
+        time_limit("timeout", timeout)
+        self._raise_background_failure()
+        if not self.enable_async_eval:
+            return self.pass_through(EvalStage(self._parts, None), fn, with_context, timeout)
+        if is_coroutine_function(fn):
+            return self._submit_from_loop(fn, with_context, timeout)
+        return self.start_background_eval(fn, with_context=with_context, timeout=timeout)
+
+    def start_background_eval(
+        self,
+        fn: Callable[..., Any],
+        *,
+        with_context: bool,
+        timeout: float | None = None,
+        run: EvalOwner | None = None,
+    ) -> None:
+        """Evaluate in the background whatever `enable_async_eval` says; a coroutine function gets a loop of its own. `run`
+        gets the result instead of `poll_eval`."""
+        time_limit("timeout", timeout)
+        job = Job(fn, with_context, self._eval_context(), None, run)
+        deadline = None if timeout is None else self.clock.now() + timeout
+        while (waiter := self.evaluator.submit(job, self.clock.waiter)) is not None:
+            if not waiter.wait(None if deadline is None else max(0.0, deadline - self.clock.now())):
+                raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
+
+    def publish(self) -> None:
+        """Publish the learner's weights if that is overdue, since `get_weights` has raised after a train. The next collect and
+        the next run do so, too."""
+        holder = Holder()
+        try:
+            version = self.shell.request_publication(holder)
+            if version is None:
+                return
+            latest = self.weights.latest()
+            if self._get_weights is not None and (latest is None or latest.version < version):
+                self.weights.publish(self._get_weights(), version)
+            self.shell.finish_publication()
+        except BaseException:
+            self.shell.let_go(holder)
+            raise
+
+    def poll_eval(self) -> EvalResult | None:
+        """The newest finished background evaluation, or None; raises the exception of one that failed, once."""
+        return self.evaluator.last()
+
+    def wait_for_eval(self, timeout: float | None = None) -> EvalResult | None:
+        """Wait until no background evaluation runs or is queued; return as `poll_eval` does."""
+        return self.evaluator.wait(time_limit("timeout", timeout))
+
+    def run(
+        self,
+        collect_fn: Callable[..., Any],
+        train_fn: Callable[..., Any],
+        eval_fn: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> RunResult:
+        """The whole loop; see `lzero_async.core.loop.run`, which this calls."""
+        from lzero_async.core.loop import run
+
+        return run(self, collect_fn, train_fn, eval_fn, **options)
+
+    # -- numbers and state -----------------------------------------------------------------------------------------------
+
+    def get_statistics(self) -> dict[str, Any]:
+        """A snapshot of counts, times (seconds), lag and staleness; the names are listed in docs/statistics.md."""
+        with self.shell.lock:
+            found = self.shell.recorder.snapshot(self.shell.gate)
+        return {**found, "async_eval": self.enable_async_eval, "evals_skipped": self.evaluator.skipped}
+
+    def queue_seconds(self) -> tuple[float, float]:
+        """The seconds that batches have waited for a train, and the most that they could have; see `queue_fill`."""
+        with self.shell.lock:
+            return self.shell.recorder.queue_seconds()
+
+    def get_activity(self) -> tuple[RoleActivity, ...]:
+        """What each role does now, and its seconds of work, of waiting for the gate and of neither; cheap, from any thread."""
+        return self.shell.activity.snapshot(self.clock.now())
+
+    def print_statistics(self) -> None:
+        """Print the statistics as a box."""
+        print(format_box(self.get_statistics()), flush=True)
+
+    def reset_counters(self) -> None:
+        """Count from zero again. What waits, runs or is open goes on; versions do not change."""
+        with self.shell.lock:
+            self.shell.activity.reset(self.clock.now())
+            self.shell.recorder.reset({name: getattr(self.shell.gate, name) for name in COUNTERS})
+
+    def state_dict(self, *, with_batches: bool = False) -> dict[str, Any]:
+        """What a resumed run needs, as plain numbers; `with_batches` adds the data of the waiting batches as it is."""
+        with self.shell.lock:
+            gate = self.shell.gate
+            state: dict[str, Any] = {
+                "format": STATE_FORMAT,
+                "gate": gate.state_dict(),
+                "statistics": self.shell.recorder.state_dict(),
+                "adaptive": None if self._adaptive is None else self._adaptive.state_dict(),
+            }
+            if with_batches:
+                state["batches"] = [self.shell.data[ticket.id] for ticket in gate.waiting]
+            return state
+
+    def load_state_dict(self, state: Mapping[str, Any], *, batches: Sequence[Any] | None = None) -> None:
+        """Resume from `state_dict()`, after the learner was restored and before anything runs.
+
+        `batches` (or what was saved with them) is the data of the waiting batches; without it they are abandoned.
+        Open collects are abandoned in any case. If the degree is now smaller, the lag drains first.
+        """
+        saved = read_state(state, batches)
+        adaptive = copy.copy(self._adaptive)
+        if adaptive is not None and saved.adaptive is not None:
+            adaptive.load_state_dict(saved.adaptive)
+        with self.shell.lock:
+            gate, data = self.shell.gate, self.shell.data
+            if gate.tickets or gate.running:
+                raise ConfigError(
+                    f"A state is loaded before the run starts, but {len(gate.tickets)} collect(s) are open "
+                    f"and the learner is {gate.running or 'idle'}; use a new coordinator."
+                )
+            gate.load_state_dict(saved.gate, keep_waiting=saved.batches is not None)
+            data.clear()
+            if saved.batches is not None:
+                data.update((ticket.id, saved.batches[ticket.id]) for ticket in gate.waiting)
+            self.shell.recorder = saved.recorder
+            self._adaptive = adaptive
+            if adaptive is not None:
+                gate.set_degree(adaptive.degree)
+            version = gate.version
+        if self._get_weights is not None:
+            self.weights.restart(self._get_weights(), version)
+        self.shell.settle()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def stop(self, reason: str = "stop", *, patient: bool = True) -> None:
+        """Ask a run to end; callable from any thread. See `GateShell.stop` for `patient`."""
+        self.shell.stop(Stopped(reason), patient=patient)
+        self.evaluator.nudge()
+        self.threads.nudge()
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Release every waiter, end what runs and wait at most `timeout` seconds for it. Closing twice is allowed.
+
+        Raises the exception of a background evaluation that nobody asked about. A function that does not return in time
+        cannot be ended from outside; it is named in a warning.
+        """
+        duration("timeout", timeout, zero=True)
+        self.shell.stop(CoordinatorClosed("The coordinator is closed."), patient=False)
+        self.threads.nudge()
+        deadline = self.clock.now() + timeout
+        left = self.evaluator.close(timeout)
+        left += self.threads.join(max(0.0, deadline - self.clock.now()))
+        ignore_refusals(self)
+        if self._trace is not None:
+            self._trace.close()
+        if left:
+            warnings.warn(
+                f"close() did not wait longer than {timeout:g} s for: {', '.join(left)}. Let long functions look "
+                "at context.stop.is_set().",
+                stacklevel=2,
+            )
+        self._raise_background_failure()
+
+    def __enter__(self) -> AsyncTrainingCoordinator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            self.close()
+        except BaseException as late:
+            if error is None:
+                raise
+            log.error("while closing after %r: %r", error, late, exc_info=late)
+
+    def begin_run(self, run: EvalOwner) -> None:
+        """Take the coordinator for one run; refuses a second one, and one while roles of an earlier run are left."""
+        self.shell.raise_if_closed()
+        left = self.threads.join(LEFT_BEHIND_PATIENCE) if self._run is None else []
+        if left:
+            raise LzeroAsyncError(
+                f"Roles of an earlier run are still inside their functions ({', '.join(left)}); close() the "
+                "coordinator, or let long functions look at context.stop."
+            )
+        with self.shell.lock:
+            if self._run is not None:
+                raise LzeroAsyncError(
+                    "This coordinator is in a run already; use another one, or wait until it has ended."
+                )
+            self._run = run
+        if self._left_behind:
+            self.shell.restart()
+            self._left_behind = False
+
+    def is_run_by(self, run: EvalOwner) -> bool:
+        """Whether this run has the coordinator."""
+        return self._run is run
+
+    def end_run(self) -> None:
+        """Give the coordinator back; a stop stays in force until the last role has ended."""
+        self._left_behind = bool(self.threads.alive())
+        if not self._left_behind:
+            self.shell.restart()
+        self._run = None
+
+    # -- passing through the gate --------------------------------------------------------------------------------------
+
+    def collect_stage(self, worker: int, run: object) -> CollectStage:
+        """One collect, of a role of `run`."""
+        return CollectStage(self._parts, run, worker)
+
+    def train_stage(self, run: object) -> TrainStage:
+        """One train."""
+        return TrainStage(self._parts, run)
+
+    def eval_stage(self, run: object) -> EvalStage:
+        """One evaluation in the learner's turn."""
+        return EvalStage(self._parts, run)
+
+    def pass_through(self, stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
+        """Run `fn` as this stage; if it is a coroutine function, return an awaitable."""
+        if is_coroutine_function(fn):
+            return run_awaitable(stage, fn, with_context, timeout)
+        return run_blocking(stage, fn, with_context, timeout)
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    async def _submit_from_loop(self, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        job = Job(fn, with_context, self._eval_context(), loop)
+        deadline = None if timeout is None else self.clock.now() + timeout
+        while (waiter := self.evaluator.submit(job, lambda: FutureWaiter(loop))) is not None:
+            left = None if deadline is None else max(0.0, deadline - self.clock.now())
+            done, _ = await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=left)
+            if not done:
+                raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
+
+    def _eval_context(self) -> EvalContext:
+        snapshot = self.weights.latest()
+        return EvalContext(self.shell.gate.version if snapshot is None else snapshot.version, snapshot, self.shell)
+
+    def _raise_background_failure(self) -> None:
+        if self.evaluator.failed:
+            self.evaluator.last()
+
+    def _after_train(self, result: Any, starved: bool) -> None:
+        """Under the lock: take the train function's report into account."""
+        if isinstance(result, TrainReport):
+            self.shell.recorder.sampled(result)
+        if self._adaptive is None:
+            return
+        before = self._adaptive.degree
+        reason = self._adaptive.after_train(starved, drift_of(result))
+        if reason is not None:
+            after = self._adaptive.degree
+            self.shell.gate.set_degree(after)
+            self.shell.recorder.sums["degree_changes"] += 1
+            self._changes.append(DegreeChange(self.train_count, before, after, reason))
+            if self._trace is not None:
+                self._trace.instant(LEARNER, f"degree {before} to {after}: {reason}", self.clock.now())

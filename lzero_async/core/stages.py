@@ -1,0 +1,427 @@
+"""The three stages as the coordinator runs them: enter through the gate, run the user's function, leave.
+
+A stage says what to ask, what to pass, and what to do with the outcome; the two drivers at the end (`run_blocking`,
+`run_awaitable`) are the only code that differs between plain callables and coroutine functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from types import CoroutineType, FunctionType
+from typing import Any, Final
+
+from lzero_async.clock import RealClock
+from lzero_async.core.activity import ACTIVE, WAITING
+from lzero_async.core.gate import Ticket
+from lzero_async.core.gatekeeper import REPLAY, GateShell, Holder, MakeWaiter, Parked
+from lzero_async.core.trace import EVALUATOR, LEARNER, TraceWriter, collector
+from lzero_async.core.weights import WeightStore
+from lzero_async.errors import ConfigError, Stopped, tell_refusal
+from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
+from lzero_async.validation import real_number
+
+log = logging.getLogger("lzero_async")
+_GIVEN_UP: Final = (Stopped, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)  # ends of a run, no failures
+
+
+class StageParts:
+    """What the stages of one coordinator share. `publish` makes up for weights that are overdue, `get_weights` returns the
+    learner's, `after(result, starved)` is called under the lock after every train."""
+
+    def __init__(
+        self,
+        shell: GateShell,
+        weights: WeightStore,
+        *,
+        priority: Callable[[Any], float] | None,
+        publish: Callable[[], None],
+        get_weights: Callable[[], Any] | None,
+        after: Callable[[Any, bool], None],
+        retries: int,
+        learner: LearnerState | None,
+    ) -> None:
+        self.shell, self.weights = shell, weights
+        self.trace: TraceWriter | None = None
+        self.priority, self.publish = priority, publish
+        self.get_weights, self.after = get_weights, after
+        self.retries, self.learner = retries, learner
+
+
+class Stage(Holder):
+    """One pass of one role through the gate. `result` holds what the function returned, once it has."""
+
+    name = ""
+    track = LEARNER
+    start = -1.0
+    ticket: Ticket = REPLAY
+    result: tuple[Any] | None = None
+    shown = ""
+
+    def __init__(self, parts: StageParts, run: object) -> None:
+        self.parts = parts
+        self.shell = parts.shell
+        self.run = run
+
+    def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        """Ask the gate to let this stage start."""
+        raise AssertionError
+
+    def enter(self, ticket: Ticket) -> None:
+        """The stage may start."""
+        self.ticket = ticket
+        self.start = self.shell.clock.now()
+        self.began()
+
+    def began(self) -> None:
+        """Tell whoever looks on that the stage is at work."""
+        self.shown = ACTIVE
+        self.shell.activity.enter(self.track, self.name, self.start)
+        if self.parts.trace is not None:
+            self.parts.trace.counters(self.start, **_counters(self.shell))
+
+    def ended(self, now: float) -> None:
+        """Tell whoever looks on that it is not any more."""
+        self.shell.activity.leave(self.track, now)
+        self.shown = ""
+
+    def context(self) -> Any:
+        """What the function gets if it wants it."""
+        raise AssertionError
+
+    def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
+        """The function returned `result`."""
+        raise AssertionError
+
+    def finish(self) -> None:
+        """Under the lock, with a result: count what ran, since an interrupt came before that."""
+        raise AssertionError
+
+    def again(self, error: BaseException) -> bool:
+        """The function raised: return whether to start it again."""
+        return False
+
+    def let_go(self, error: BaseException, *, locked: bool = False) -> None:
+        """The call ends with `error`, from the function or from anywhere else: nothing may be left behind."""
+        now = self.shell.clock.now()
+        given_up = isinstance(error, _GIVEN_UP)
+        let_go = self.shell.let_go_locked if locked else self.shell.let_go
+        let_go(self, failed=not given_up, result=self.result, finish=self.finish, since=self.start)
+        tell_refusal(error)
+        if self.shown == ACTIVE:
+            self.ended(now)
+            self.show_failure(error, now)
+        elif self.shown:
+            self.shell.activity.leave(self.track, now, WAITING)
+
+    def show_failure(self, error: BaseException, end: float) -> None:
+        """Trace the end without a result, which is a failure unless the run has ended."""
+        if self.parts.trace is not None:
+            how = "cut off" if isinstance(error, _GIVEN_UP) else "failed"
+            self.parts.trace.span(self.track, f"{self.name} {how}", self.start, end, version=self.ticket.version)
+
+    def waits(self, parked: Parked) -> None:
+        """A wait begins."""
+        self.shown = WAITING
+        self.shell.activity.enter(self.track, f"wait {parked.kind}", parked.since, WAITING)
+
+    def waited(self, parked: Parked) -> Ticket:
+        """A wait is over: trace it, and return what was granted."""
+        end = self.shell.clock.now()
+        self.shell.activity.leave(self.track, end, WAITING)
+        self.shown = ""
+        if self.parts.trace is not None:
+            self.parts.trace.span(self.track, f"wait {parked.kind}", parked.since, end)
+            if parked.kind == "commit":
+                self.parts.trace.counters(end, **_counters(self.shell))
+        return self.shell.served(parked)
+
+
+class CollectStage(Stage):
+    """A collect: admitted with a ticket, committed as a batch."""
+
+    name = "collect"
+
+    def __init__(self, parts: StageParts, run: object, worker: int) -> None:
+        self.parts = parts
+        self.shell = parts.shell
+        self.run = run
+        self.track = collector(worker)
+        self.worker = worker
+
+    def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        gate = self.shell.gate
+        if gate.version - gate.published >= gate.publish_every:
+            self.parts.publish()
+        return self.shell.request_collect(make_waiter, self)
+
+    def context(self) -> CollectContext:
+        ticket = self.ticket
+        return CollectContext(self.worker, ticket.id, ticket.version, self.parts.weights.latest(), self.shell)
+
+    def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
+        shell, ticket = self.shell, self.ticket
+        end = shell.clock.now()
+        priority = self._ranked(result)
+        self.ended(end)
+        if self.parts.trace is not None:
+            self.parts.trace.collect(self.track, self.start, end, ticket.id, ticket.version)
+        left = shell.request_commit(ticket, result, self.start, end, make_waiter, priority, self)
+        if self.parts.trace is not None:
+            self.parts.trace.counters(end, **_counters(shell))
+        return left
+
+    def _ranked(self, result: Any) -> float:
+        """The batch's priority, if there are priorities; a failure of the user's function is one of the collect."""
+        if self.parts.priority is None:
+            return 0.0
+        try:
+            return real_number("the priority of a batch", self.parts.priority(result))
+        except BaseException:
+            self.result = None
+            raise
+
+
+class TrainStage(Stage):
+    """A train of the oldest batch, or a replay; publishes the weights when they are due."""
+
+    name = "train"
+    _before: Mapping[str, Any] | None = None
+
+    def __init__(self, parts: StageParts, run: object) -> None:
+        self.parts = parts
+        self.shell = parts.shell
+        self.run = run
+        self._retries = parts.retries
+
+    def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        gate = self.shell.gate
+        if gate.version - gate.published >= gate.publish_every:  # collectors may be waiting for that already
+            self.parts.publish()
+        return self.shell.request_train(make_waiter, self)
+
+    def enter(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        if self._retries and self.parts.learner is not None:
+            self._before = copy.deepcopy(self.parts.learner.state_dict())  # torch's state_dict holds references
+        self.start = self.shell.clock.now()
+        self.began()
+
+    def context(self) -> Batch:
+        shell, ticket = self.shell, self.ticket
+        if ticket is REPLAY:
+            return Batch(-1, None, shell.gate.version, 0, True, shell)
+        staleness = shell.gate.version - ticket.version
+        return Batch(ticket.id, shell.data[ticket.id], ticket.version, staleness, False, shell)
+
+    def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
+        shell, gate = self.shell, self.shell.gate
+        end = shell.clock.now()
+        version = gate.version + 1
+        if version - gate.published >= gate.publish_every and self.parts.get_weights is not None:
+            self.parts.weights.publish(self.parts.get_weights(), version)
+            if self.parts.trace is not None:
+                self.parts.trace.published(end, shell.clock.now(), version)
+        self.ended(shell.clock.now())
+        self._finish(end)
+        if self.parts.trace is not None:
+            self._show(end, version)
+            self.parts.trace.counters(shell.clock.now(), **_counters(shell))
+        return None
+
+    def finish(self) -> None:
+        self._finish(self.shell.clock.now())
+
+    def _finish(self, end: float) -> None:
+        assert self.result is not None
+        gate = self.shell.gate
+        version = gate.version + 1
+        published = version - gate.published >= gate.publish_every
+        if published and self.parts.get_weights is not None:
+            latest = self.parts.weights.latest()
+            published = latest is not None and latest.version == version
+        self.shell.finish_train(self.start, end, published, self.parts.after, self.result[0])
+
+    def _show(self, end: float, version: int) -> None:
+        assert self.parts.trace is not None
+        if self.ticket is REPLAY:
+            self.parts.trace.span(LEARNER, "replay", self.start, end, version=version)
+        else:
+            self.parts.trace.train(self.start, end, self.ticket.id, version, version - 1 - self.ticket.version)
+
+    def again(self, error: BaseException) -> bool:
+        again = self._retries > 0 and self._before is not None and isinstance(error, Exception)
+        if not again or self.parts.learner is None or self.shell.is_set():
+            return False
+        self._retries -= 1
+        tell_refusal(error)
+        end = self.shell.clock.now()
+        self.ended(end)
+        self.show_failure(error, end)
+        known = self.shell.count_failed_train(self.start, end, error)
+        log.warning(
+            "train failed (%r); it is tried again from the state before it, at most %d more time(s)",
+            error, self._retries + 1, exc_info=None if known else error,
+        )  # fmt: skip
+        self.parts.learner.load_state_dict(self._before or {})
+        return True
+
+
+class EvalStage(Stage):
+    """An evaluation in the learner's turn: the evaluator is at work, and the learner waits for it."""
+
+    name = "eval"
+
+    def began(self) -> None:
+        self.shown = ACTIVE
+        self.shell.activity.enter(EVALUATOR, self.name, self.start)
+        self.shell.activity.enter(LEARNER, "wait eval", self.start, WAITING)
+
+    def ended(self, now: float) -> None:
+        self.shell.activity.leave(EVALUATOR, now)
+        self.shell.activity.leave(LEARNER, now, WAITING)
+        self.shown = ""
+
+    def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
+        return self.shell.request_eval(make_waiter, self)
+
+    def context(self) -> EvalContext:
+        snapshot = self.parts.weights.latest()
+        return EvalContext(self.ticket.version if snapshot is None else snapshot.version, snapshot, self.shell)
+
+    def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
+        end = self.shell.clock.now()
+        self.shell.finish_eval(self.start, end, failed=False)
+        self.ended(end)
+        if self.parts.trace is not None:
+            self.parts.trace.span(LEARNER, "eval", self.start, end, version=self.ticket.version)
+        return None
+
+
+# A driver catches everything around a function of its own: Python does not guard the line of an inner `try` itself.
+
+
+def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
+    """Run a stage with a plain callable in the calling thread."""
+    try:
+        return _pass_through(stage, fn, with_context, timeout)
+    except BaseException as error:
+        stage.let_go(error)
+        raise
+
+
+def _pass_through(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
+    make_waiter = stage.shell.clock.waiter
+    asked = stage.ask(make_waiter)
+    ticket = stage.ticket = asked if isinstance(asked, Ticket) else _block(stage, asked, timeout)
+    while stage.result is None:
+        try:
+            stage.enter(ticket)
+            stage.result = (fn(stage.context()) if with_context else fn(),)
+        except BaseException as error:
+            if not stage.again(error):
+                raise
+    result = stage.result[0]
+    if type(result) is CoroutineType:
+        stage.result = None
+        result.close()
+        raise TypeError(f"{fn!r} returned a coroutine but is not a coroutine function; declare it with async def.")
+    left = stage.leave(result, make_waiter)
+    if isinstance(left, Parked):
+        _block(stage, left, timeout)
+    return result
+
+
+def _block(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
+    stage.waits(parked)
+    parked.waiter.wait(timeout)
+    return stage.waited(parked)
+
+
+async def run_awaitable(
+    stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
+) -> Any:
+    """Run a stage with a coroutine function; the event loop is never blocked."""
+    try:
+        return await _await_through(stage, fn, with_context, timeout)
+    except GeneratorExit as error:  # the garbage collector ends a task whose loop is closed, maybe under the lock
+        stage.shell.when_unlocked(partial(stage.let_go, error, locked=True))
+        raise
+    except BaseException as error:
+        stage.let_go(error)
+        raise
+
+
+async def _await_through(
+    stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
+) -> Any:
+    if not isinstance(stage.shell.clock, RealClock):
+        raise ConfigError("A virtual clock knows threads only; run coroutine functions on the real clock.")
+    loop = asyncio.get_running_loop()
+
+    def make_waiter() -> FutureWaiter:
+        return FutureWaiter(loop)
+
+    asked = stage.ask(make_waiter)
+    ticket = stage.ticket = asked if isinstance(asked, Ticket) else await _pause(stage, asked, timeout)
+    while stage.result is None:
+        try:
+            stage.enter(ticket)
+            stage.result = (await (fn(stage.context()) if with_context else fn()),)
+        except BaseException as error:
+            if not stage.again(error):
+                raise
+    left = stage.leave(stage.result[0], make_waiter)
+    if isinstance(left, Parked):
+        await _pause(stage, left, timeout)
+    return stage.result[0]
+
+
+async def _pause(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
+    assert isinstance(parked.waiter, FutureWaiter)
+    stage.waits(parked)
+    await asyncio.wait((parked.waiter.future,), timeout=timeout)
+    return stage.waited(parked)
+
+
+def _counters(shell: GateShell) -> dict[str, int]:
+    """What the trace counts, as it is now."""
+    gate = shell.gate
+    with shell.lock:  # a full queue holds one more for the moment in which it drops one
+        lag = len(gate.waiting)
+        queue = lag - (gate.running == "train")
+        counters = {"lag": lag, "queue": queue, "open_collects": len(gate.tickets), "degree": gate.degree}
+        return counters if gate.capacity is None else {**counters, "queue_capacity": gate.capacity}
+
+
+class FutureWaiter:
+    """A place for one task to wait in; woken from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def wait(self, timeout: float | None) -> bool:
+        """A task awaits `future` instead."""
+        raise AssertionError("a task awaits its future")
+
+    def wake(self) -> None:
+        """Wake the task; callable from any thread."""
+        self._loop.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+def is_coroutine_function(fn: Any) -> bool:
+    """Whether calling `fn` gives a coroutine: a coroutine function, a partial of one, or an object with such a call."""
+    if type(fn) is FunctionType and not fn.__dict__:
+        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
+    while isinstance(fn, partial):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

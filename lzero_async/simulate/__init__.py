@@ -1,0 +1,1 @@
+"""Simulations of the pipeline on the real gate."""

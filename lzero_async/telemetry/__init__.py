@@ -1,0 +1,1 @@
+"""What is measured of a run while it runs, and where the numbers go."""

@@ -1,0 +1,1 @@
+"""Programs that look at runs: report, timeline, advise, compare."""

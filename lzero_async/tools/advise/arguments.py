@@ -1,0 +1,116 @@
+"""The command line of advise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lzero_async.errors import ConfigError
+from lzero_async.runs.options import Check, Option, OptionTable, between, flag, make_parser, optional, text, whole
+from lzero_async.validation import number_between, positive_number, whole_number
+
+PROG: Final = "python -m lzero_async advise"
+DESCRIPTION: Final = f"""Which off_policy_degree and how many collectors: simulate the pipeline for a table of them and recommend.
+
+  {PROG} runs/train                 the times, the CPU shares and the sizes of this run
+  {PROG} runs/train --cores 8       the same on another machine
+  {PROG} --collect 2.35 --train 1.82 --eval 8.67 --collectors 4 --cores 8      times by hand
+
+Hyphens and underscores are the same. docs/advise.md says what is assumed."""
+SPREAD: Final = 0.25
+EVAL_EVERY: Final = 10
+MOST: Final = 1024  # collectors, degrees and cores of one stage: more take minutes to simulate and tell nothing new
+_SHARE: Final = between(0, MOST)
+_SIGMA: Final = between(0, 5)
+_TIME: Final = optional(between(1e-6, 1e9))
+_MEGABYTES: Final = optional(between(0, 1e9))
+
+
+def _degrees(name: str, value: Any) -> tuple[int, ...]:
+    words = [word.strip() for word in text(name, value).split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) <= MOST for word in words):
+        raise ConfigError(
+            f"{name} is {value!r}; write whole numbers up to {MOST} with commas between them, as 0,1,2,4."
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _number(low: int) -> Check:
+    def check(name: str, value: Any) -> int:
+        return int(number_between(name, whole_number(name, value, low), low, MOST))
+
+    return check
+
+
+HAND: Final = {
+    "collect": Option(None, _TIME, "seconds of one collect by one collector", kind=float),
+    "train": Option(None, _TIME, "seconds of one train", kind=float),
+    "eval": Option(None, _TIME, "seconds of one evaluation (default: there are none)", kind=float),
+    "collect_cpu": Option(1.0, _SHARE, "share of these seconds that it computes; above 1 on several cores"),
+    "train_cpu": Option(1.0, _SHARE, "the same of a train"),
+    "eval_cpu": Option(1.0, _SHARE, "the same of an evaluation"),
+    "collect_spread": Option(SPREAD, _SIGMA, "how uneven they are: sigma of a lognormal distribution"),
+    "train_spread": Option(SPREAD, _SIGMA, "the same of a train"),
+    "eval_spread": Option(SPREAD, _SIGMA, "the same of an evaluation"),
+    "batch_mb": Option(None, _MEGABYTES, "MB of one batch, for the memory", kind=float),
+    "collector_mb": Option(None, _MEGABYTES, "MB of one collector, for the memory", kind=float),
+}
+TABLE: Final = OptionTable(
+    {
+        "times by hand, of a stage alone on the machine": HAND,
+        "what is tried": {
+            "collectors": Option(None, optional(_number(1)), "the most collectors (default: 2 per core, at least 4)", kind=int),
+            "degrees": Option("", _degrees, "degrees, as 0,1,2,4 (default: 0, 1 and powers of two up to --max_degree)"),
+            "max_degree": Option(16, _number(0), "the highest degree"),
+            "cores": Option(None, optional(positive_number), "cores (default: of the run's machine, or of this one)", kind=float),
+            "eval_every": Option(
+                None, optional(whole(1)), f"trains between evaluations (default: as in the run, or {EVAL_EVERY})", kind=int
+            ),
+            "async_eval": Option(None, optional(flag), "evaluate in the background (default: as in the run, or no)", kind=bool),
+            "json": Option(False, flag, "print JSON instead of the table"),
+        },
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: a run's folder, or None and times by hand; `values` has every option."""
+
+    run: Path | None
+    values: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """The request; ConfigError in one sentence for what cannot be done. --help prints and exits."""
+    parser = make_parser(DESCRIPTION, PROG)
+    parser.usage = f"{PROG} [RUN] [options]"
+    parser.add_argument("run", nargs="?", type=Path, default=None, help="folder of a run", metavar="RUN")
+    TABLE.add_to(parser)
+    flags = TABLE.parse(parser, list(arguments))
+    given = TABLE.changes(flags)
+    request = Request(flags.run, TABLE.check(given))
+    if request.run is None:
+        _check_times(request)
+    elif by_hand := [name for name in given if name in HAND]:
+        raise ConfigError(f"--{by_hand[0]} is given by hand, but {request.run} has its own; leave one of them out.")
+    return request
+
+
+def _check_times(request: Request) -> None:
+    for name in ("collect", "train"):
+        if request.values[name] is None:
+            raise ConfigError(
+                f"There is nothing to advise on: --{name} is missing; give the folder of a run, or --collect and --train."
+            )
+    for name in ("eval_every", "async_eval"):
+        if request.values[name] and request.values["eval"] is None:
+            raise ConfigError(f"--{name} is given, but there are no evaluations; give the seconds of one with --eval.")

@@ -1,0 +1,148 @@
+"""The command line: options of the comparison itself, and those that are passed on to the application."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lzero_async.errors import ConfigError
+from lzero_async.runs.options import program_parser, with_underscores
+from lzero_async.tools.compare.apps import APPS, App
+from lzero_async.validation import number_between, one_of
+
+DESCRIPTION: Final = """Run an application synchronously and asynchronously on the same work, one after the other, and show both
+side by side: rates, utilisation against its targets, what the roles did when, the speed-up beside its limit, and sizes for 64,
+128 and 256 environments.
+
+  python -m lzero_async compare --app mbpo --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --step_seconds 0.02
+  python -m lzero_async compare --app mbpo --asynchronous continuous --num_envs 8 --num_collectors 2 --step_seconds 0.02
+  python -m lzero_async compare --app priorzero --seconds 120 --off_policy_degree 2
+  python -m lzero_async compare --app episode_ppo --n_envs 8 --episodes_per_update 16 --step_seconds 0.01 --step_sigma 1
+  python -m lzero_async compare --app mbpo --sync_run runs/compare/sync --async_run runs/compare/async    finished runs
+
+Every other option is the application's own and reaches both runs; those that only an asynchronous run has (queues, collectors,
+the degree) reach only that one. Hyphens and underscores are the same. docs/compare.md says how to read the output."""
+
+
+class Item(NamedTuple):
+    """One option of the application: its name (of --set, the option's own), and its words."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be compared. A run that is given is not run again."""
+
+    app: App
+    way: str
+    seconds: float
+    out: Path
+    sync_run: Path | None
+    async_run: Path | None
+    json: Path | None
+    png: Path | None
+    items: tuple[Item, ...]
+
+    def command(self, *, asynchronous: bool, folder: Path) -> list[str]:
+        """The words behind `python` that make one of the runs, into `folder`."""
+        app, own = self.app, self.app.async_only
+        skipped = app.sync_only.get(self.way, frozenset()) if asynchronous else own
+        given = [item for item in self.items if item.name not in skipped]
+        names = {item.name for item in given}
+        fixed = app.ways[self.way] if asynchronous else app.sync
+        extra = dict(app.defaults)
+        if self.seconds:
+            extra |= app.limits
+        if asynchronous:
+            extra |= app.async_defaults
+        words = [word for name, value in extra.items() if name not in names for word in value]
+        words += [word for item in given for word in item.words]
+        words += app.seconds(self.seconds) if self.seconds else ()
+        return ["-m", app.module, *fixed, *words, "--exp_name", str(folder)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "%(prog)s --app NAME [options] [options of the application]"
+    parser = program_parser("compare", DESCRIPTION, usage)
+    parser.add_argument("--app", metavar="NAME", help=f"what to run: {', '.join(APPS)}")
+    parser.add_argument(
+        "--asynchronous", metavar="WORD", help="mbpo's asynchronous trainer: batch (default) or continuous"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="X",
+        help="how long each run trains (default: 60; 0: until a limit of the application's own)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/compare"), metavar="FOLDER",
+        help="where both runs and the comparison go (default: runs/compare; with a number behind it if that is taken)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sync_run", type=Path, metavar="FOLDER", help="a finished synchronous run to take instead of a new one"
+    )
+    parser.add_argument(
+        "--async_run", type=Path, metavar="FOLDER", help="a finished asynchronous run to take instead of a new one"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all numbers (default: compare.json in --out)")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="the picture (default: compare.png in --out)")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """The request; ConfigError in one sentence for what cannot be done. --help prints and exits."""
+    flags, rest = _parser().parse_known_args([with_underscores(word) for word in arguments])
+    if flags.app is None:
+        raise ConfigError(f"--app is missing; choose one of {', '.join(APPS)}.")
+    app = APPS[one_of("--app", flags.app, APPS)]
+    ways = tuple(app.ways)
+    if flags.asynchronous is not None and len(ways) == 1:
+        raise ConfigError(
+            f"--asynchronous is {flags.asynchronous!r}, but {app.name} has one asynchronous mode only; leave it out."
+        )
+    way = ways[0] if flags.asynchronous is None else one_of("--asynchronous", flags.asynchronous, ways)
+    items = tuple(_items(rest))
+    _check(app, items)
+    if items and flags.sync_run is not None and flags.async_run is not None:
+        raise ConfigError(f"{items[0].words[0]} is an option of a run, but both runs are finished; leave it out.")
+    if flags.png is not None and flags.png.suffix != ".png":
+        raise ConfigError(f"--png is {str(flags.png)!r}; its name must end with .png.")
+    seconds = number_between("--seconds", flags.seconds, 0, 1e9)
+    return Request(app, way, seconds, flags.out, flags.sync_run, flags.async_run, flags.json, flags.png, items)
+
+
+def _items(words: Sequence[str]) -> Iterable[Item]:
+    """Group the application's words: a flag and what follows it."""
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith("--"):
+            groups.append([word])
+        elif groups:
+            groups[-1].append(word)
+        else:
+            raise ConfigError(f"{word!r} cannot be read; write options as --num_envs 64.")
+    for group in groups:
+        name = group[0][2:].partition("=")[0]
+        if name == "set":
+            path = group[0].partition("=")[2] or (group[1] if len(group) > 1 else "")
+            name = path.partition("=")[0].strip().rpartition(".")[2]
+        yield Item(name, tuple(group))
+
+
+def _check(app: App, items: Iterable[Item]) -> None:
+    for item in items:
+        if item.name in app.refused:
+            raise ConfigError(f"--{item.name} cannot be given to a comparison: {app.refused[item.name]}.")
+        if item.name == "off_policy_degree" and app.name != "mbpo" and item.words[-1].rpartition("=")[2] == "0":
+            raise ConfigError(
+                "off_policy_degree is 0, which is what the synchronous run has; give the asynchronous one 1 or more."
+            )
+
+
+def shown(words: Sequence[str]) -> str:
+    """The words of a command as a user types them."""
+    return " ".join(map(shlex.quote, words))

@@ -1,0 +1,216 @@
+"""What there is to tell of a run, from whatever files it left: a summary as complete as they allow, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lzero_async.errors import ConfigError
+from lzero_async.runs.run_dir import RESULTS, TRACE
+from lzero_async.runs.summary import SUMMARY, read_summary
+from lzero_async.tools.report.formatting import is_number, plural
+from lzero_async.tools.report.from_trace import complete
+from lzero_async.tools.report.scalars import Scalars, read_scalars
+from lzero_async.tools.report.trace_digest import Digest, digest
+
+OPTIONS: Final = "options.json"
+METRICS: Final = "metrics.jsonl"
+_MAPPINGS: Final = ("versions", "machine", "score", "counts", "rates", "statistics", "utilisation")
+_LISTS: Final = ("evaluations", "roles", "events")
+_TELLING: Final = ("statistics", "counts", "evaluations", "roles", "events")  # without any of them it tells nothing
+_KINDS: Final[dict[str, type]] = {"mode": str, "staleness_policy": str, "async_eval": bool, "staleness_counts": Mapping}
+_SCORES: Final = ("score", "mean_return", "mean_score")  # what results.json calls them
+_STEPS: Final = ("steps", "trained_steps", "real_data", "env_steps", "version")
+_SECONDS: Final = ("seconds_at", "seconds")
+
+
+@dataclass(frozen=True)
+class Material:
+    """One run. `summary` is that of summary.json, completed from results.json and the trace: every mapping and list is there,
+    perhaps empty. `missing` are sentences about what is not. `behind`: the trace goes on well after the summary."""
+
+    name: str
+    folder: Path
+    summary: dict[str, Any]
+    options: dict[str, Any]
+    digest: Digest | None
+    scalars: Scalars | None
+    missing: tuple[str, ...]
+    behind: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.summary.get("ended_by") is not None
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """The coordinator's statistics."""
+        return dict(self.summary["statistics"])
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran, or ran until the last that is known of it, the time before a resume included."""
+        part, whole = self.summary.get("seconds"), self.statistics.get("wall_time")
+        if is_number(part):
+            return part + self.earlier_seconds
+        if is_number(whole):
+            return whole
+        return None if self.digest is None else self.digest.seconds
+
+    @property
+    def earlier_seconds(self) -> float:
+        """How long it ran before its last resume."""
+        value = self.summary.get("earlier_seconds")
+        return max(0.0, value) if is_number(value) else 0.0
+
+
+def read_all(folders: Sequence[Path]) -> list[Material]:
+    """The runs in these folders, each by a name of its own; ConfigError for one that holds nothing of a run."""
+    return [read_material(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """The folders' names, with as many folders above them as it takes to tell them apart."""
+    whole = [folder.resolve().parts for folder in folders]
+    depth = 1
+    while len({parts[-depth:] for parts in whole}) < len(set(whole)):
+        depth += 1
+    return ["/".join(parts[-depth:]) for parts in whole]
+
+
+def read_material(folder: Path, name: str | None = None) -> Material:
+    """Read what a run left; ConfigError if there is nothing, or nothing that can be shown."""
+    there = [file for file in (SUMMARY, RESULTS, METRICS, TRACE) if (folder / file).is_file()]
+    if not there:
+        raise ConfigError(
+            f"{folder} holds no run (none of {SUMMARY}, {RESULTS}, {METRICS}, {TRACE} is there); give the folder of a run."
+        )
+    missing: list[str] = []
+    summary = _summary(folder, missing)
+    options = _json(folder / OPTIONS, missing, "the settings are not known")
+    traced = _trace(folder, missing)
+    scalars = read_scalars(folder / METRICS)
+    if scalars is None:
+        missing.append(f"{METRICS} is not there: no scalars of the learner.")
+    elif scalars.broken:
+        missing.append(f"{plural(scalars.broken, 'line')} of {METRICS} cannot be read and left out.")
+    if traced is None and not (scalars is not None and scalars.rows) and not _tells(summary):
+        raise ConfigError(
+            f"{folder} holds nothing of a run that can be shown: nothing could be read in {', '.join(there)}; give the folder of "
+            "another run."
+        )
+    later = None if traced is None else complete(summary, traced)
+    missing += [] if later is None else [later]
+    name = name or folder.resolve().name
+    return Material(name, folder, summary, options, traced, scalars, tuple(missing), behind=later is not None)
+
+
+def _summary(folder: Path, missing: list[str]) -> dict[str, Any]:
+    """The summary, or what results.json tells of one; every mapping and list of it is there."""
+    found: dict[str, Any] = {}
+    there, results = (folder / SUMMARY).is_file(), (folder / RESULTS).is_file()
+    if there:
+        try:
+            found = read_summary(folder)
+        except ConfigError as error:
+            missing.append(f"{SUMMARY} is left out, and with it what only it tells: {error}")
+    elif results:
+        missing.append(f"{SUMMARY} is not there: what {RESULTS} and {TRACE} tell is shown, and no events.")
+    else:
+        missing.append(f"Neither {SUMMARY} nor {RESULTS} is there: only the trace and the scalars tell of this run.")
+    if not found and results:
+        found = _from_results(_json(folder / RESULTS, missing, "there are no results"))
+    for name in _MAPPINGS:
+        found[name] = dict(found[name]) if isinstance(found.get(name), Mapping) else {}
+    for name in _LISTS:
+        value = found.get(name)
+        found[name] = [dict(row) for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+    found["statistics"] = {name: value for name, value in found["statistics"].items() if _is_statistic(name, value)}
+    found["roles"] = [
+        {name: value for name, value in row.items() if name == "role" or is_number(value)} for row in found["roles"]
+    ]
+    found["evaluations"] = [row for row in found["evaluations"] if is_number(row.get("score"))]
+    return found
+
+
+def _is_statistic(name: str, value: Any) -> bool:
+    return isinstance(value, _KINDS[name]) if name in _KINDS else value is None or is_number(value)
+
+
+def _tells(summary: Mapping[str, Any]) -> bool:
+    return any(summary[name] for name in _TELLING) or is_number(summary["score"].get("best"))
+
+
+def _json(path: Path, missing: list[str], problem: str) -> dict[str, Any]:
+    if not path.is_file():
+        missing.append(f"{path.name} is not there: {problem}.")
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+    except (ValueError, TypeError) as error:
+        missing.append(f"{path.name} cannot be read ({error}): {problem}.")
+        return {}
+
+
+def _from_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary of a run that wrote none, as far as its results tell."""
+    statistics = results.get("coordinator") or results.get("statistics") or {}
+    best = results.get("best") or results.get("best_evaluation") or {}
+    rows = [_evaluation(row) for row in results.get("evaluations") or [] if isinstance(row, Mapping)]
+    scores = [row["score"] for row in rows if is_number(row["score"])]
+    counts = results.get("counters") or {key: results[key] for key in ("env_steps", "updates") if key in results}
+    return {
+        "title": str(results.get("game") or results.get("env") or "") or None,
+        "ended_by": results.get("ended_by"),
+        "score": {"name": "score", "highest": results.get("max_score"), "best": _first(best, ("return", "score")),
+                  "last": scores[-1] if scores else None},
+        "axis": "steps",
+        "evaluations": rows,
+        "counts": counts,
+        "statistics": statistics,
+        "utilisation": results.get("utilisation"),
+    }  # fmt: skip
+
+
+def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
+    scores = row.get("scores")
+    lowest = (
+        (min(scores), max(scores))
+        if isinstance(scores, list) and scores
+        else (row.get("min_return"), row.get("max_return"))
+    )
+    return {
+        "name": str(row.get("mode") or "evaluation"),
+        "version": row.get("version"),
+        "steps": _first(row, _STEPS),
+        "seconds": _first(row, _SECONDS) if "seconds_at" in row else None,
+        "score": _first(row, _SCORES),
+        "low": lowest[0],
+        "high": lowest[1],
+    }
+
+
+def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if is_number(row.get(name))), None)
+
+
+def _trace(folder: Path, missing: list[str]) -> Digest | None:
+    path = folder / TRACE
+    if not path.is_file():
+        missing.append(f"{TRACE} is not there (the run's option trace is off): no throughput over time, no timeline.")
+        return None
+    try:
+        found = digest(path)
+    except ConfigError as error:
+        missing.append(f"{TRACE} is left out: {error}")
+        return None
+    if found is None:
+        missing.append(f"{TRACE} holds no span: no throughput over time, no timeline.")
+    elif (folder / "trace-1.json").is_file():
+        missing.append("The run was resumed: throughput over time, lag and timeline are those since then; "
+                       "trace-1.json and those after it hold what was before.")  # fmt: skip
+    return found

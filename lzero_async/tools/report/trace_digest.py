@@ -1,0 +1,229 @@
+"""A trace of any length in one pass: what the roles did in bins of time, and single spans from the middle of the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from lzero_async.core.statistics import staleness_key
+from lzero_async.core.trace import EVALUATOR, LEARNER, iter_trace
+from lzero_async.errors import ConfigError
+from lzero_async.tools.report.formatting import is_number
+from lzero_async.tools.timeline.kinds import CUT_OFF, WAIT, kind_of
+
+BINS: Final = 120
+WINDOW_SPANS: Final = 600  # of the middle of the run that are kept one by one
+WINDOW_TRAINS: Final = 12  # that the window shows, if it can
+EDGE: Final = 1 << 18  # bytes at both ends of the file that tell how long it lasts
+CUT: Final = "cut"  # the kind of what the end of the run cut off
+_MICRO: Final = 1e-6
+
+
+class Window(NamedTuple):
+    """One span of the middle of the run; seconds since the trace began. `facts` are batch, version and staleness."""
+
+    role: str
+    kind: str
+    name: str
+    start: float
+    end: float
+    facts: dict[str, Any]
+
+
+@dataclass
+class Track:
+    """What one role did: seconds by kind of work (and "wait") in each bin, and in all."""
+
+    bins: dict[str, list[float]] = field(default_factory=dict)
+    active: float = 0.0
+    waiting: float = 0.0
+
+
+@dataclass
+class Level:
+    """A counter over time: its mean and its highest value in each bin, None before it was first known."""
+
+    means: list[float | None]
+    highest: list[float | None]
+
+
+@dataclass
+class Digest:
+    """A trace in bins of `width` seconds. Of the seconds of evaluations, `eval_in_turn` were in the learner's turn."""
+
+    seconds: float
+    width: float
+    events: int = 0
+    tracks: dict[str, Track] = field(default_factory=dict)
+    collects: list[int] = field(default_factory=lambda: [0] * BINS)
+    trains: list[int] = field(default_factory=lambda: [0] * BINS)
+    staleness: dict[int, int] = field(default_factory=dict)
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    levels: dict[str, Level] = field(default_factory=dict)
+    eval_seconds: float = 0.0
+    eval_in_turn: float = 0.0
+    window: list[Window] = field(default_factory=list)
+    window_start: float = 0.0
+    window_seconds: float = 0.0
+
+
+def digest(path: Path) -> Digest | None:
+    """Read a trace; None if nothing is in it. ConfigError if it is not a trace of ours."""
+    extent = _extent(path)
+    if extent is None:
+        return None
+    reader = _Reader(*extent)
+    try:
+        for event in iter_trace(path):
+            reader.add(event)
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise ConfigError(f"{path} is not a trace of ours: an event lacks what it should have ({error!r}).") from error
+    return reader.finish()
+
+
+def _extent(path: Path) -> tuple[float, float] | None:
+    """When the trace begins and ends (seconds), from both ends of the file: spans are written when they end."""
+    spans = [event for event in _edges(path) if event.get("ph") == "X" and is_number(event.get("ts"))]
+    starts = [event["ts"] * _MICRO for event in spans]
+    ends = [(event["ts"] + event["dur"]) * _MICRO for event in spans if is_number(event.get("dur"))]
+    return (min(starts), max(ends)) if starts and ends else None
+
+
+def _edges(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        length = file.seek(0, 2)
+        for place in {0, max(0, length - EDGE)}:
+            file.seek(place)
+            for line in file.read(EDGE).splitlines():
+                try:
+                    event = json.loads(line.removeprefix(b"[").rstrip(b","))
+                except ValueError:  # cut in two by the edge
+                    continue
+                if isinstance(event, dict):
+                    yield event
+
+
+class _Reader:
+    """Takes the events one by one. Its memory does not grow with their number."""
+
+    def __init__(self, first: float, last: float) -> None:
+        seconds = max(last - first, 1e-9)
+        self._first = first
+        self._names: dict[tuple[int, int], str] = {}
+        self._found = Digest(seconds, seconds / BINS, window_start=seconds / 2)
+        self._cut = math.inf  # where the window ends since it is full
+        self._counts: dict[str, tuple[float, float]] = {}  # when each counter was last set, and to what
+
+    def add(self, event: dict[str, Any]) -> None:
+        self._found.events += 1
+        phase = event.get("ph")
+        if phase == "X":
+            self._span(event)
+        elif phase == "C":
+            self._count(event)
+        elif phase == "M" and event["name"] == "thread_name":
+            self._names[event.get("pid", 0), event.get("tid", 0)] = str(event["args"]["name"])
+
+    def _span(self, event: dict[str, Any]) -> None:
+        name, start = event["name"], event["ts"] * _MICRO - self._first
+        end = start + event["dur"] * _MICRO
+        kind = CUT if kind_of(name) == CUT_OFF else kind_of(name)
+        role = self._names.get((event.get("pid", 0), event.get("tid", 0)), "?")
+        if name == "eval":
+            self._found.eval_seconds += end - start
+            self._found.eval_in_turn += end - start if role == LEARNER else 0.0
+            role = EVALUATOR
+        track = self._found.tracks.setdefault(role, Track())
+        if kind == WAIT:
+            track.waiting += end - start
+        else:
+            track.active += end - start
+            self._keep(Window(role, kind, name, start, end, event.get("args") or {}))
+        self._spread(track.bins.setdefault(kind, [0.0] * BINS), start, end)
+        if kind == "collect":
+            self._found.collects[self._bin(end)] += 1
+        elif kind == "train":
+            self._found.trains[self._bin(end)] += 1
+            self._stale(event["args"].get("staleness"))
+
+    def _bin(self, at: float) -> int:
+        return min(BINS - 1, max(0, int(at / self._found.width)))
+
+    def _spread(self, bins: list[float], start: float, end: float) -> None:
+        first, last, width = self._bin(start), self._bin(end), self._found.width
+        if first == last:
+            bins[first] += end - start
+            return
+        bins[first] += (first + 1) * width - start
+        for place in range(first + 1, last):
+            bins[place] += width
+        bins[last] += end - last * width
+
+    def _stale(self, staleness: Any) -> None:
+        if isinstance(staleness, int):
+            found, key = self._found, staleness_key(staleness)
+            found.staleness[key] = found.staleness.get(key, 0) + 1
+            found.staleness_sum += staleness
+            found.staleness_max = max(found.staleness_max, staleness)
+
+    def _keep(self, span: Window) -> None:
+        found = self._found
+        if span.end > found.window_start and span.start < self._cut:
+            found.window.append(span)
+            if len(found.window) >= WINDOW_SPANS and self._cut == math.inf:
+                self._cut = (
+                    span.end
+                )  # spans come by their end, so up to here none is missing but those that are still open
+
+    def _count(self, event: dict[str, Any]) -> None:
+        name, at = event["name"], max(0.0, event["ts"] * _MICRO - self._first)
+        value = float(next(iter(event["args"].values())))
+        self._hold(name, at)
+        self._counts[name] = at, value
+        self._raise(name, self._bin(at), value)
+
+    def _hold(self, name: str, until: float) -> None:
+        """The counter kept its value until now."""
+        if name in self._counts:
+            since, value = self._counts[name]
+            level = self._level(name)
+            seconds = [0.0] * BINS if self._bin(since) != self._bin(until) else None
+            if seconds is None:
+                self._weigh(level, self._bin(until), value, until - since)
+                return
+            self._spread(seconds, since, until)
+            for place in range(self._bin(since), self._bin(until) + 1):
+                self._weigh(level, place, value, seconds[place])
+                self._raise(name, place, value)
+
+    def _level(self, name: str) -> Level:
+        return self._found.levels.setdefault(name, Level([None] * BINS, [None] * BINS))
+
+    def _weigh(self, level: Level, place: int, value: float, seconds: float) -> None:
+        level.means[place] = (level.means[place] or 0.0) + value * seconds
+
+    def _raise(self, name: str, place: int, value: float) -> None:
+        highest = self._level(name).highest
+        before = highest[place]
+        highest[place] = value if before is None else max(before, value)
+
+    def finish(self) -> Digest:
+        found = self._found
+        for name, (since, _) in list(self._counts.items()):
+            self._hold(name, max(since, found.seconds))
+        for level in found.levels.values():
+            level.means = [None if sum_ is None else sum_ / found.width for sum_ in level.means]
+        trains = sum(found.trains)
+        wanted = WINDOW_TRAINS * found.seconds / max(1, trains)
+        room = min(self._cut, found.seconds) - found.window_start
+        found.window_seconds = min(max(wanted, 0.0), room)
+        end = found.window_start + found.window_seconds
+        found.window = sorted(
+            (span for span in found.window if span.start < end), key=lambda span: (span.start, span.role)
+        )
+        return found

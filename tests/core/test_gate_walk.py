@@ -1,0 +1,201 @@
+"""The exhaustive walk of the gate, and broken gates that it must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lzero_async.core.gate import Gate, Ticket
+from lzero_async.testing import Budget, WalkFailure, walk
+
+POLICIES = ("wait", "drop", "allow")
+
+
+def settings(degrees: range, collectors: tuple[int, ...]) -> list[tuple[int, int, str, int, int]]:
+    return [
+        (degree, workers, policy, publish_every, ahead)
+        for degree in degrees
+        for workers in collectors
+        for policy in POLICIES
+        for publish_every in range(1, degree + 2)
+        for ahead in ((0, 1) if degree else (0,))
+    ]
+
+
+def visit(case: tuple[int, int, str, int, int], budget: Budget) -> int:
+    degree, workers, policy, publish_every, ahead = case
+    result = walk(
+        lambda: Gate(degree, num_collectors=workers, policy=policy, publish_every=publish_every, max_train_ahead=ahead),
+        budget,
+    )
+    assert result.finished > 0
+    return result.states
+
+
+def test_walk_small() -> None:
+    for case in settings(range(3), (1, 2)):
+        visit(case, Budget(batches=5, interruptions=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("degree", [0, 1, 2, *(pytest.param(degree, marks=pytest.mark.soak) for degree in (3, 4))])
+def test_walk_seven_batches_with_an_interruption_anywhere(degree: int, policy: str) -> None:
+    """Degrees 0 to 4, 1 to 3 collectors, all publish intervals, replays; a failure, a degree change, a save and load,
+    or an evaluation at every step."""
+    states = sum(
+        visit(case, Budget(batches=7, interruptions=1))
+        for case in settings(range(degree, degree + 1), (1, 2, 3))
+        if case[2] == policy
+    )
+    assert states > 1000
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("drop", "fifo"), ("allow", "fifo"), ("drop", "priority"),
+        pytest.param("allow", "priority", marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
+def test_walk_of_a_queue_that_drops(policy: str, order: str) -> None:
+    """Queues of 1 and 2 batches, 1 and 2 collectors, publish intervals, replays, an interruption at every step; a change of
+    the capacity and of the number of active collectors are such interruptions, too."""
+    for degree in (1, 2):
+        for workers in (1, 2):
+            for capacity in (1, 2):
+                for publish_every, ahead in ((1, 0), (2, 1)):
+                    result = walk(
+                        lambda: Gate(
+                            degree, num_collectors=workers, policy=policy, publish_every=publish_every,  # noqa: B023
+                            max_train_ahead=ahead, capacity=capacity, order=order,  # noqa: B023
+                        ),
+                        Budget(batches=5, interruptions=1),
+                    )  # fmt: skip
+                    assert result.finished > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("degree", range(4))
+def test_walk_with_two_interruptions_anywhere(degree: int) -> None:
+    for case in settings(range(degree, degree + 1), (1, 2)):
+        visit(case, Budget(batches=6, interruptions=2))
+
+
+class LagOneTooHigh(Gate):
+    def commit_rule(self, ticket_id: int) -> str | None:
+        rule = super().commit_rule(ticket_id)
+        return None if rule == "lag" and len(self.waiting) <= self.degree else rule
+
+
+class CommitInAnyOrder(Gate):
+    def commit_rule(self, ticket_id: int) -> str | None:
+        rule = super().commit_rule(ticket_id)
+        return None if rule == "an older collect must come first" else rule
+
+
+class ForgetsTheReplay(Gate):
+    def _next_start(self) -> int:
+        return self.version + len(self.waiting)
+
+
+class AdmitsTooLate(Gate):
+    def collect_rule(self) -> str | None:
+        rule = super().collect_rule()
+        return None if rule == "staleness" else rule
+
+
+class NeverAdmitsASecond(Gate):
+    def collect_rule(self) -> str | None:
+        return "never" if self.admitted else super().collect_rule()
+
+
+class ReplaysAtAnyCost(Gate):
+    def replay_rule(self) -> str | None:
+        rule = super().replay_rule()
+        return None if rule == "an open collect would become too old" else rule
+
+
+class LosesAFailedBatch(Gate):
+    def fail_train(self) -> None:
+        if self.running == "train":
+            self.waiting.popleft()
+        super().fail_train()
+
+
+class CountsAResumedTrainTwice(Gate):
+    def load_state_dict(self, state: dict, *, keep_waiting: bool = True) -> None:
+        super().load_state_dict(state, keep_waiting=keep_waiting)
+        self.trained += bool(self.waiting)
+
+
+class KeepsTicketsOnResume(Gate):
+    def load_state_dict(self, state: dict, *, keep_waiting: bool = True) -> None:
+        super().load_state_dict(state, keep_waiting=keep_waiting)
+        self.tickets = {t[0]: Ticket(*t) for t in state["tickets"]}
+
+
+class LowersOldDeadlines(Gate):
+    def set_degree(self, degree: int) -> None:
+        super().set_degree(degree)
+        self.tickets = {i: Ticket(i, t.version, t.version + degree) for i, t in self.tickets.items()}
+
+
+class NeverMakesRoom(Gate):
+    def _make_room(self) -> list[Ticket]:
+        return []
+
+
+class DropsWhatIsTrained(Gate):
+    def _taken(self) -> int:
+        return 0
+
+
+class DropsWithoutCounting(Gate):
+    def _drop(self, tickets: list[Ticket]) -> list[Ticket]:
+        dropped = super()._drop(tickets)
+        self.dropped -= len(dropped)
+        return dropped
+
+
+class ForgetsThePriority(Gate):
+    def _line_up(self, ticket_id: int, priority: float) -> list[Ticket]:
+        dropped = super()._line_up(ticket_id, 0.0)
+        if priority and not dropped:
+            self.priorities[ticket_id] = priority
+        return dropped
+
+
+@pytest.mark.parametrize("broken", [NeverMakesRoom, DropsWhatIsTrained, DropsWithoutCounting, ForgetsThePriority])
+def test_a_broken_queue_fails_the_walk(broken: Callable[..., Gate]) -> None:
+    with pytest.raises(WalkFailure, match="after: "):
+        walk(lambda: broken(1, num_collectors=2, policy="allow", capacity=1, order="priority"), Budget(batches=5))
+
+
+@pytest.mark.parametrize(
+    ("broken", "degree", "workers", "policy", "ahead", "publish_every"),
+    [
+        (LagOneTooHigh, 2, 3, "allow", 0, 1),
+        (CommitInAnyOrder, 2, 2, "wait", 0, 1),
+        (ForgetsTheReplay, 1, 1, "wait", 1, 2),
+        (AdmitsTooLate, 3, 2, "wait", 0, 2),
+        (NeverAdmitsASecond, 1, 1, "wait", 0, 1),
+        (ReplaysAtAnyCost, 1, 1, "wait", 1, 1),
+        (LosesAFailedBatch, 1, 1, "wait", 0, 1),
+        (CountsAResumedTrainTwice, 1, 1, "wait", 0, 1),
+        (KeepsTicketsOnResume, 1, 1, "wait", 0, 1),
+        (LowersOldDeadlines, 3, 2, "wait", 0, 1),
+    ],
+)
+def test_a_broken_rule_fails_the_walk(
+    broken: Callable[..., Gate], degree: int, workers: int, policy: str, ahead: int, publish_every: int
+) -> None:
+    with pytest.raises(WalkFailure, match="after: "):
+        walk(
+            lambda: broken(
+                degree, num_collectors=workers, policy=policy, max_train_ahead=ahead, publish_every=publish_every
+            ),
+            Budget(batches=6),
+        )

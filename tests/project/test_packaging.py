@@ -1,0 +1,265 @@
+"""The locks, the two `zoo` packages side by side, the wheel, and the import rules of the library."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import lzero_async
+
+ROOT = Path(__file__).resolve().parents[2]
+STACK = """
+torch numpy easydict transformers tokenizers safetensors jericho ding lzero tensorboardX gymnasium ding.config ding.policy
+lzero.policy.unizero lzero.mcts.buffer.game_buffer_unizero lzero.worker.muzero_segment_collector
+zoo.jericho.envs.jericho_env
+"""
+BOTH_ZOOS = "import zoo.jericho.envs.jericho_env as env, zoo.jericho.priorzero as ours; print(env.__file__); print(ours.__file__)"
+
+
+def pins(lock: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / f"{lock}.lock.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def python(code: str, cwd: Path, *, executable: str = sys.executable, **env: str) -> str:
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [executable, "-c", code], cwd=cwd, env={**clean, **env}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+needs_lightzero = pytest.mark.skipif(
+    not any(Path(sysconfig.get_path("purelib")).glob("[Ll]ight[Zz]ero-*")), reason="needs the locked stack"
+)
+
+
+# -- the locks -------------------------------------------------------------------------------------------------------------
+
+
+@needs_lightzero
+def test_what_the_locks_pin_is_installed() -> None:
+    for lock in ("stack", "dev"):
+        for name, version in pins(lock).items():
+            assert metadata.version(name).split("+")[0] == version, name
+
+
+@needs_lightzero
+def test_what_the_stack_pins_can_be_imported() -> None:
+    """In one fresh process, the packages that the applications use, LightZero's policy and buffer included."""
+    names = STACK.split()
+    python("import importlib\nfor name in " + repr(names) + ": importlib.import_module(name)", ROOT)
+
+
+def test_the_lock_covers_its_inputs() -> None:
+    for lock in ("stack", "dev"):
+        text = (ROOT / "requirements" / f"{lock}.in").read_text()
+        wanted = [line for line in text.splitlines() if line and not line.startswith("#")]
+        locked = {
+            re.sub(r"[-_.]+", "-", name).lower(): version for name, version in (pins("stack") | pins("dev")).items()
+        }
+        for line in wanted:
+            name, _, version = line.partition("==")
+            name = re.sub(r"[-_.]+", "-", re.split(r"[<>=]", name)[0]).lower()
+            assert name in locked
+            assert not version or locked[name] == version
+
+
+# -- zoo ---------------------------------------------------------------------------------------------------------------------
+
+
+@needs_lightzero
+@pytest.mark.parametrize("folder", ["", "zoo/jericho/priorzero"])
+def test_both_zoo_packages_from_the_checkout(folder: str) -> None:
+    env, ours = python(BOTH_ZOOS, ROOT / folder).split()
+    assert "site-packages" in env
+    assert Path(ours).is_relative_to(ROOT / "zoo")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".venv*", ".git", "build", "*.egg-info", "__pycache__", ".*_cache")
+    )
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(folder),
+            str(source),
+        ],
+        check=True,
+    )
+    return next(folder.glob("lzero_async-*.whl"))
+
+
+@needs_lightzero
+def test_the_wheel_installs_no_file_that_lightzero_owns(wheel: Path) -> None:
+    theirs = {str(file) for file in metadata.files("LightZero") or ()}
+    assert "zoo/__init__.py" in theirs
+    ours = set(zipfile.ZipFile(wheel).namelist())
+    assert "zoo/jericho/priorzero/async_training_coordinator.py" in ours
+    assert "lzero_async/py.typed" in ours
+    assert ours & theirs == set()
+    assert not [name for name in ours if name.startswith(("tests", "benchmarks", "requirements"))]
+
+
+@needs_lightzero
+def test_the_wheel_carries_the_game(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for name in ("tw-gannet.z5", "bindings.json", "walkthrough.txt"):
+        assert f"zoo/jericho/priorzero/games/{name}" in names
+    assert "zoo/jericho/priorzero/llm/__init__.py" in names
+
+
+def test_both_zoo_packages_installed(wheel: Path, tmp_path: Path) -> None:
+    """A fresh environment with the locked packages (linked, LightZero's zoo copied) and our wheel."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    executable = str(tmp_path / "venv" / "bin" / "python")
+    target = Path(
+        python("import sysconfig; print(sysconfig.get_path('purelib'))", tmp_path, executable=executable).strip()
+    )
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if entry.name == "zoo":
+            shutil.copytree(entry, target / "zoo", ignore=shutil.ignore_patterns("__pycache__"))
+        elif entry.suffix != ".pth":
+            (target / entry.name).symlink_to(entry)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            executable,
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            str(wheel),
+        ],
+        check=True,
+    )
+    env, ours = python(BOTH_ZOOS, tmp_path, executable=executable).split()
+    assert Path(env).is_relative_to(target)
+    assert Path(ours).is_relative_to(target)
+    assert (target / "zoo" / "__init__.py").read_bytes() == (
+        Path(sysconfig.get_path("purelib")) / "zoo" / "__init__.py"
+    ).read_bytes()
+
+
+def test_the_checks_run_from_their_own_folder_and_from_the_root() -> None:
+    for folder, script in (
+        ("zoo/jericho/priorzero", "test_async_training.py"),
+        ("", "zoo/jericho/priorzero/test_async_training.py"),
+    ):
+        done = subprocess.run(
+            [sys.executable, script, "--mode", "sync", "--clock", "virtual"],
+            cwd=ROOT / folder,
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "1 passed, 0 failed" in done.stdout
+
+
+# -- the library -----------------------------------------------------------------------------------------------------------------
+
+
+def test_importing_the_library_pulls_in_nothing_heavy() -> None:
+    loaded = python("import sys, lzero_async; print(*sys.modules)", ROOT, PYTHONPATH=str(ROOT)).split()
+    assert {"torch", "ray", "vllm", "transformers", "numpy"} & set(loaded) == set()
+    names = [
+        "runs.checkpoint",
+        "runs.options",
+        "telemetry.terminal.progress",
+        "telemetry.sinks",
+        "telemetry.utilisation",
+    ]
+    code = f"import importlib, sys\nfor name in {names}: importlib.import_module('lzero_async.' + name)\nprint(*sys.modules)"
+    heavy = {"torch", "numpy", "safetensors", "tensorboardX", "wandb", "psutil"}
+    assert heavy & set(python(code, ROOT, PYTHONPATH=str(ROOT)).split()) == set()
+    python("import sys, lzero_async.testing; assert 'torch' not in sys.modules", ROOT, PYTHONPATH=str(ROOT))
+
+
+LIGHT = {"core", "workers", "testing"}  # and the files at the top: the standard library, numpy, and what stands here
+HEAVIER = {"torch": {"workers/parcels.py", "testing/conformance.py"}, "ray": {"workers/ray"}}
+
+
+def imports_of(path: Path) -> set[str]:
+    """The packages that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def test_the_core_needs_the_standard_library_and_numpy_only() -> None:
+    library = ROOT / "lzero_async"
+    files = [
+        path for path in library.rglob("*.py") if path.parent == library or path.relative_to(library).parts[0] in LIGHT
+    ]
+    assert len(files) > 30
+    for path in files:
+        name = path.relative_to(library).as_posix()
+        for package in imports_of(path) - set(sys.stdlib_module_names) - {"lzero_async", "numpy"}:
+            assert any(name.startswith(place) for place in HEAVIER.get(package, ())), f"{name} imports {package}"
+
+
+def test_the_top_of_the_library_is_small() -> None:
+    library = ROOT / "lzero_async"
+    assert len(list(library.glob("*.py"))) <= 7
+    assert len([path for path in library.iterdir() if path.is_dir() and path.name != "__pycache__"]) <= 8
+
+
+def test_only_one_module_starts_threads() -> None:
+    starters = [path.stem for path in (ROOT / "lzero_async").rglob("*.py") if "threading.Thread(" in path.read_text()]
+    assert starters == ["threads"]
+
+
+def test_the_public_names_are_pinned() -> None:
+    assert sorted(lzero_async.__all__) == lzero_async.__all__
+    assert set(lzero_async.__all__) == {
+        "AsyncTrainingCoordinator",
+        "Batch",
+        "CollectContext",
+        "ConfigError",
+        "EvalContext",
+        "EvalResult",
+        "GateTimeout",
+        "LzeroAsyncError",
+        "Parcel",
+        "RemoteError",
+        "RunResult",
+        "Snapshot",
+        "Stopped",
+        "Worker",
+        "WorkerDied",
+        "make_backend",
+        "run",
+    }
+    for name in lzero_async.__all__:
+        assert getattr(lzero_async, name).__doc__

@@ -1,0 +1,1 @@
+"""PPO on whole episodes."""

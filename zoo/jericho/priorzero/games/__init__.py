@@ -1,0 +1,1 @@
+"""Text games: story files, their processes, valid actions, the environment."""

@@ -1,0 +1,1 @@
+"""Learning: updates, replay, reanalysis, data-parallel ranks."""

@@ -1,0 +1,1 @@
+"""Playing: episodes, search, root policy, text encoder."""

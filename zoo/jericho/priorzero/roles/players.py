@@ -1,0 +1,175 @@
+"""The two roles that play: collectors, and the evaluator. Each has its own model, environments and language-model client."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lzero_async.types import StopSignal
+from lzero_async.workers.calls import interrupted, stopped
+from lzero_async.workers.parcels import Parcel
+from zoo.jericho.priorzero.play.batch import Collected
+from zoo.jericho.priorzero.play.components import Parts, untouched_random
+from zoo.jericho.priorzero.play.episodes import Episode, Player, Style
+from zoo.jericho.priorzero.roles.factories import CollectOrder
+from zoo.jericho.priorzero.silence import quiet
+
+COLLECT_STREAM, EVAL_STREAM = 1, 2
+EVENT_EVERY = 0.2  # seconds between two words to the parent about the steps made
+
+
+class _PlayingRole:
+    """A player with its own model, on whatever weights it is given."""
+
+    event = ""  # what it tells the parent its steps are
+
+    def __init__(
+        self, parts: Parts, envs: int, device: str, emit: Callable[[Any], None], *, asynchronous: bool
+    ) -> None:
+        parts.limit_threads()
+        with quiet():
+            from lzero.model.unizero_model import UniZeroModel
+
+            from zoo.jericho.priorzero.play.search import TreeSearch
+        options, llm, env = parts.options, parts.options.llm_config, parts.options.env_config
+        cfg = parts.unizero(device)
+        with untouched_random(), quiet():
+            self.model = UniZeroModel(**cfg.model).to(cfg.device)
+        self.parts, self.version = parts, -1
+        self._emit, self._unsaid, self._said_at = emit, 0, 0.0
+        self.player = Player(
+            [parts.new_env() for _ in range(envs)],
+            parts.encoder,
+            TreeSearch(self.model, cfg, options.policy_config.root_window),
+            parts.prior,
+            root_policy=llm.root_policy,
+            llm_weight=llm.llm_weight,
+            weighting=llm.weighting,
+            observation=env.observation,
+            history_length=llm.history_length,
+            asynchronous=asynchronous,
+            max_batch=env.max_batch,
+            max_wait_ms=env.max_wait_ms,
+            on_trouble=lambda name: emit(("trouble", name)),
+        )
+
+    def ready(self) -> dict[str, Any]:
+        """Answered once the role is made."""
+        return self.statistics()
+
+    def load(self, version: int, weights: Parcel) -> None:
+        """Take these weights, unless they are here already. No search keeps anything, so no cache has to be cleared."""
+        if version != self.version:
+            self.model.load_state_dict(weights.read())
+            self.version = version
+
+    def told(self, steps: int) -> None:
+        """Steps were made: tell the parent, now and then."""
+        self._unsaid += steps
+        if time.monotonic() - self._said_at >= EVENT_EVERY:
+            self._emit((self.event, self._unsaid))
+            self._unsaid, self._said_at = 0, time.monotonic()
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts of the caches, under the key of what is shared within a process, and of the games."""
+        games: dict[str, float] = {}
+        for env in self.player.envs:
+            for name, value in env.statistics().items():
+                if isinstance(value, (int, float)):
+                    games[f"game_{name}"] = games.get(f"game_{name}", 0) + value
+        games["game_isolated"] = self.player.isolated
+        return {"key": self.parts.key, "shared": self.parts.statistics(), "games": games}
+
+    def close(self) -> None:
+        """End the games and the language model."""
+        self.player.close()
+        self.parts.close()
+
+
+class CollectorRole(_PlayingRole):
+    """Plays whole episodes with one version of the weights."""
+
+    event = "steps"
+
+    def __init__(self, parts: Parts, worker: int, device: str, asynchronous: bool, emit: Callable[[Any], None]) -> None:
+        super().__init__(parts, parts.options.env_config.collector_env_num, device, emit, asynchronous=asynchronous)
+        self.worker = worker
+
+    def collect(self, order: CollectOrder, weights: Parcel, stop: StopSignal) -> Parcel:
+        """One batch: a Parcel of Collected, its tags beside it."""
+        self.load(order.version, weights)
+        policy, seed = self.parts.options.policy_config, self.parts.options.run_config.seed
+        share = min(1.0, order.env_steps / policy.temperature_decay_steps)
+        style = Style(
+            mode="prior" if self.parts.prior is not None else "world_model",
+            num_simulations=policy.num_simulations,
+            temperature=policy.temperature_start + share * (policy.temperature_end - policy.temperature_start),
+            epsilon=policy.epsilon,
+            stuck_steps=policy.stuck_steps,
+            stuck_epsilon=policy.stuck_epsilon,
+            noise_weight=policy.root_noise_weight,
+        )
+        stream = [seed, COLLECT_STREAM, self.worker, order.number]
+        start = time.monotonic()
+        episodes = self.player.play(
+            policy.n_episode, np.random.default_rng(stream), style, on_step=self.told, should_stop=stop.is_set
+        )
+        if stop.is_set():
+            raise stopped(stop)  # half a collect is none
+        collected = Collected(
+            episodes,
+            time.monotonic() - start,
+            {"version": order.version, "worker": self.worker, "stream": stream, "source": f"collector {os.getpid()}"},
+        )
+        return Parcel(collected, {**collected.summary(), "statistics": self.statistics()})
+
+
+class EvaluatorRole(_PlayingRole):
+    """Plays with frozen weights and says how well."""
+
+    event = "evaluation steps"
+
+    def __init__(self, parts: Parts, device: str, asynchronous: bool, emit: Callable[[Any], None]) -> None:
+        super().__init__(parts, parts.options.env_config.evaluator_env_num, device, emit, asynchronous=asynchronous)
+
+    def evaluate(
+        self, modes: tuple[str, ...], version: int, weights: Parcel, stop: StopSignal
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """A row of the evaluation table for each mode, and the role's statistics."""
+        self.load(version, weights)
+        rows = []
+        for mode in modes:
+            rows.append(self._play(mode, version, lambda: interrupted(stop)))
+            if interrupted(stop):  # half an evaluation is none; one that is due at a run's own end is finished
+                raise stopped(stop)
+        return rows, self.statistics()
+
+    def _play(self, mode: str, version: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
+        policy, run = self.parts.options.policy_config, self.parts.options.run_config
+        style = Style(mode=mode, num_simulations=policy.num_simulations, temperature=run.eval_temperature)
+        rng = np.random.default_rng([run.seed, EVAL_STREAM, version])
+        played = self.player.play(run.eval_episodes, rng, style, on_step=self.told, should_stop=should_stop)
+        return {
+            "mode": mode,
+            "version": version,
+            **_outcome(played, self.parts.game),
+        }
+
+
+def _outcome(played: list[Episode], game: Any) -> dict[str, Any]:
+    scores = [float(episode.info.get("score", 0)) for episode in played] or [0.0]
+    return {
+        "episodes": len(played),
+        "scores": scores,
+        "mean": float(np.mean(scores)),
+        "best": float(np.max(scores)),
+        "normalised": float(np.mean(scores)) / max(game.max_score, 1),
+        "length": float(np.mean([len(episode) for episode in played])) if played else 0.0,
+        "won": sum(bool(episode.info.get("won")) for episode in played),
+        "died": sum(bool(episode.info.get("died")) for episode in played),
+        "commands": list(played[int(np.argmax(scores))].info["commands"]) if played else [],
+    }

@@ -1,0 +1,1 @@
+"""Agent, dynamics, buffers, and the roles that train them."""
