@@ -1,7 +1,7 @@
 """Write the references that come from the code itself: `make docs`, or `python docs/generate.py [FOLDER]`.
 
 docs/config-reference.md has every option of the three programs with its default, what it may be and its meaning; docs/api.md has
-the public names of the library; docs/quantities.md has the name of every quantity in every output.
+the public names of the library; docs/quantities.md the name of every quantity in every output; docs/architecture.md every module.
 tests/project/test_docs_generated.py fails when a page is not what this program writes.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # not needed where the project is installed
 
 NOTE = "Written by `make docs`; edit the code and run it again."
@@ -210,11 +211,33 @@ def quantities_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def architecture() -> str:
+    """The page docs/architecture.md: what is in each folder, from the modules' own first sentences."""
+    from api_reference import first_sentence
+
+    lines = ["# Architecture", "", NOTE, "", *(HERE / "architecture_intro.md").read_text().splitlines()]
+    for package in ("lzero_async", "zoo/jericho/priorzero", "zoo/mbpo", "zoo/episode_ppo"):
+        for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")}):
+            files = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+            if not files:
+                continue
+            doc = first_sentence(ast.parse((folder / "__init__.py").read_text()))
+            lines += ["", f"## `{folder.relative_to(ROOT).as_posix()}/`", "", doc, ""]
+            rows = [[f"`{path.name}`", first_sentence(ast.parse(path.read_text()))] for path in files]
+            lines += table(("module", "what it is"), rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def main(folder: Path) -> None:
     """Write the pages into the folder."""
     from api_reference import api_reference
 
-    pages = {"config-reference.md": config_reference(), "api.md": api_reference(), "quantities.md": quantities_page()}
+    pages = {
+        "config-reference.md": config_reference(),
+        "api.md": api_reference(),
+        "quantities.md": quantities_page(),
+        "architecture.md": architecture(),
+    }
     for name, page in pages.items():
         (folder / name).write_text(page)
         print(folder / name)

@@ -39,10 +39,14 @@ def api() -> ModuleType:
     return load("api_reference")
 
 
-def test_the_pages_are_what_the_generator_writes(generate: ModuleType, api: ModuleType) -> None:
+def test_the_pages_are_what_the_generator_writes(
+    generate: ModuleType, api: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(DOCS)  # as when it runs as a program
     assert (DOCS / "config-reference.md").read_text() == generate.config_reference(), "run make docs"
     assert (DOCS / "api.md").read_text() == api.api_reference(), "run make docs"
     assert (DOCS / "quantities.md").read_text() == generate.quantities_page(), "run make docs"
+    assert (DOCS / "architecture.md").read_text() == generate.architecture(), "run make docs"
 
 
 def test_every_option_has_its_row_and_its_meaning() -> None:
@@ -92,5 +96,10 @@ def test_the_program_writes_the_pages(tmp_path: Path) -> None:
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"config-reference.md", "api.md", "quantities.md"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config-reference.md",
+        "api.md",
+        "quantities.md",
+        "architecture.md",
+    }
     assert (tmp_path / "api.md").read_text() == (DOCS / "api.md").read_text()

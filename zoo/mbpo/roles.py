@@ -9,7 +9,7 @@ from lzero_async.errors import ConfigError
 
 
 def make_role(role: str, options: Any, sizes: tuple[int, int], emit: Callable[[Any], None]) -> Any:
-    """A role of `learning.py` by the name of its class; `sizes` are those of observation and action.
+    """A role of `learn/roles.py` by the name of its class; `sizes` are those of observation and action.
 
     Raises ConfigError when there is not enough memory for its buffers.
     """

@@ -1,6 +1,6 @@
-"""Several vLLM servers that somebody else runs, as one: vllm_balance.py says who is asked, this module asks.
+"""Several vLLM servers that somebody else runs, as one: balance.py says who is asked, this module asks.
 
-The servers must have the same model with the same weights (vllm_agreement.py), which is checked whenever one is taken in. One
+The servers must have the same model with the same weights (agreement.py), which is checked whenever one is taken in. One
 that was left out is looked at again, in the background, by a later call; before its first question it gets the weights that
 were loaded last.
 """
