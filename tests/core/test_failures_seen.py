@@ -19,7 +19,7 @@ from lzero_async.core.statistics import format_box
 from lzero_async.telemetry.terminal import frame as live_frame
 from lzero_async.testing import ScriptedRole, VirtualClock
 from lzero_async.tools.report.inputs import Material
-from lzero_async.tools.report.trouble import trouble
+from lzero_async.tools.report.key_metrics import trouble
 from tests.telemetry.sample_view import sample_view
 
 

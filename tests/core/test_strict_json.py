@@ -63,7 +63,7 @@ def test_a_trace_is_read_by_a_strict_parser(tmp_path: Path) -> None:
 
 
 def test_a_report_leaves_out_what_is_null(tmp_path: Path) -> None:
-    from lzero_async.tools.report.scalars import read_scalars
+    from lzero_async.tools.report.inputs import read_scalars
 
     records = Records(tmp_path)
     for train, loss in enumerate([0.5, math.nan, 1.5], 1):

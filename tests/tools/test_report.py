@@ -19,8 +19,8 @@ from lzero_async.errors import ConfigError
 from lzero_async.runs.application import Application, carry_through
 from lzero_async.tools.report.command import write_report
 from lzero_async.tools.report.curves import groups_of
-from lzero_async.tools.report.formatting import TIMES
 from lzero_async.tools.report.inputs import names_of, read_material
+from lzero_async.tools.report.markup import TIMES
 from tests.sentences import assert_one_sentence
 from tests.tools.report_runs import SECTIONS, evaluation, roles, statistics, summary, write_run, write_trace
 

@@ -15,15 +15,12 @@ from lzero_async.core.statistics import Recorder
 from lzero_async.core.trace import TraceWriter
 from lzero_async.errors import ConfigError
 from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, VirtualClock
-from lzero_async.tools.report.axes import ticks, times
 from lzero_async.tools.report.bottleneck import find_bottleneck
-from lzero_async.tools.report.charts import thin
+from lzero_async.tools.report.charts import thin, ticks, times
 from lzero_async.tools.report.command import write_report
 from lzero_async.tools.report.curves import spread, value_at
-from lzero_async.tools.report.formatting import TIMES, UNKNOWN, duration, moment, number, percent, ratio, short, size
-from lzero_async.tools.report.inputs import read_material
-from lzero_async.tools.report.markup import html
-from lzero_async.tools.report.scalars import POINTS, Scalars, read_scalars
+from lzero_async.tools.report.inputs import POINTS, Scalars, read_material, read_scalars
+from lzero_async.tools.report.markup import TIMES, UNKNOWN, duration, html, moment, number, percent, ratio, short, size
 from lzero_async.tools.report.trace_digest import BINS, WINDOW_SPANS, digest
 from tests.tools.report_runs import roles, statistics, summary, write_run, write_trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from lzero_async.tools.report.formatting import is_number, number, percent, plural
+from lzero_async.tools.report.markup import is_number, number, percent, plural
 
 BUSY: Final = 0.85  # share of the time from which on a role is the one that others wait for
 MUCH: Final = 0.15  # share of the time that is worth a word

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lzero_async.tools.report.formatting import is_number
 from lzero_async.tools.report.inputs import Material
+from lzero_async.tools.report.markup import is_number
 
 Points = list[tuple[float, float]]
 GRID: Final = 100  # points of a mean

@@ -7,10 +7,8 @@ from typing import Final
 
 from lzero_async.tools.report.charts import WIDTH, Band, Line, Mark, picture, plot
 from lzero_async.tools.report.curves import Group, curves_of, groups_of, range_of, spread
-from lzero_async.tools.report.formatting import is_number, moment, number, plural
-from lzero_async.tools.report.inputs import Material
-from lzero_async.tools.report.markup import Html, details, html, note, section
-from lzero_async.tools.report.scalars import Series
+from lzero_async.tools.report.inputs import Material, Series
+from lzero_async.tools.report.markup import Html, details, html, is_number, moment, note, number, plural, section
 
 MINI_HEIGHT: Final = 100
 ORDINARY: Final = frozenset({"evaluation", ""})  # names that say nothing

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lzero_async.tools.report import headline as story
-from lzero_async.tools.report import key_metrics as numbers
-from lzero_async.tools.report import learning, settings, staleness, strips, trouble, working
+from lzero_async.tools.report import headline, key_metrics, learning, staleness, strips, working
 from lzero_async.tools.report.inputs import Material
 from lzero_async.tools.report.markup import Html, html, section
 from lzero_async.tools.report.stylesheet import STYLE
@@ -25,23 +23,23 @@ def make_page(runs: Sequence[Material]) -> str:
         html("meta", http_equiv="Content-Security-Policy", content=POLICY),
         html("meta", name="viewport", content="width=device-width, initial-scale=1"),
         html("meta", name="color-scheme", content="light dark"),
-        html("title", story.title_of(runs)),
+        html("title", headline.title_of(runs)),
         html("style", Html(STYLE)),
     )
     main = html(
         "main",
-        numbers.tiles(one) if one is not None else numbers.comparison(runs),
+        key_metrics.tiles(one) if one is not None else key_metrics.comparison(runs),
         learning.scores(runs),
         working.throughput(runs),
         working.where_time_went(runs),
         staleness.staleness_and_lag(runs),
         strips.timeline(runs),
-        trouble.trouble(runs),
+        key_metrics.trouble(runs),
         learning.scalars(runs),
-        settings.settings(runs),
+        headline.settings(runs),
         _missing(runs),
     )
-    body = html("body", story.header(runs), main, html("footer", html("p", "Made by lzero_async report.")))
+    body = html("body", headline.header(runs), main, html("footer", html("p", "Made by lzero_async report.")))
     return f"<!doctype html>\n{html('html', head, body, lang='en')}\n"
 
 

@@ -8,9 +8,8 @@ from typing import Final
 from lzero_async.telemetry.quantities import label
 from lzero_async.tools.report.charts import Band, Bar, Line, Mark, bars, plot
 from lzero_async.tools.report.curves import flat
-from lzero_async.tools.report.formatting import is_number, number, percent
 from lzero_async.tools.report.inputs import Material
-from lzero_async.tools.report.markup import Html, html, note, section
+from lzero_async.tools.report.markup import Html, html, is_number, note, number, percent, section
 from lzero_async.tools.report.trace_digest import BINS, Digest
 from lzero_async.tools.report.working import joined
 

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from lzero_async.core.activity import rank
-from lzero_async.tools.report.axes import below, times
-from lzero_async.tools.report.charts import WIDTH, keys, picture
-from lzero_async.tools.report.formatting import duration, number
+from lzero_async.tools.report.charts import WIDTH, below, keys, picture, times
 from lzero_async.tools.report.inputs import Material
-from lzero_async.tools.report.markup import Html, details, html, note, section
+from lzero_async.tools.report.markup import Html, details, duration, html, note, number, section
 from lzero_async.tools.report.trace_digest import BINS, CUT, Digest, Track, Window
 from lzero_async.tools.timeline.kinds import CUT_OFF, KINDS, WAIT
 

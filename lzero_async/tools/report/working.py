@@ -8,9 +8,19 @@ from typing import Any, Final
 from lzero_async.telemetry.quantities import label
 from lzero_async.tools.report.bottleneck import find_bottleneck
 from lzero_async.tools.report.charts import Line, keys, plot
-from lzero_async.tools.report.formatting import duration, is_number, number, percent, plural, size
 from lzero_async.tools.report.inputs import Material
-from lzero_async.tools.report.markup import Html, html, note, section
+from lzero_async.tools.report.markup import (
+    Html,
+    duration,
+    html,
+    is_number,
+    note,
+    number,
+    percent,
+    plural,
+    section,
+    size,
+)
 from lzero_async.tools.report.trace_digest import BINS, Digest
 
 PER_BIN: Final = 4  # batches that a bin of the throughput should hold at least
