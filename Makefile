@@ -113,7 +113,7 @@ clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(wildcard lzero_async zoo tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): requirements/stack.lock.txt requirements/dev.lock.txt
+$(STAMP): requirements/stack.lock.txt requirements/dev.lock.txt requirements/install.py setup.py
 	@test -n "$(PYTHON)" || { echo "Python 3.11 is needed for the locked stack (LightZero has no wheels for 3.12 and newer); \
 	install it, or say where it is: make PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)

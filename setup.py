@@ -34,6 +34,14 @@ setup(
         "zoo.jericho.priorzero": ["games/*.z5", "games/*.inf", "games/*.txt", "games/*.json", "games/*.md"],
     },
     cmdclass={"build_py": BuildPy},
+    entry_points={
+        "console_scripts": ["lzero-async = lzero_async.__main__:main"],
+        "lzero_async.applications": [
+            "episode_ppo = zoo.episode_ppo.application:APPLICATION",
+            "mbpo = zoo.mbpo.application:APPLICATION",
+            "priorzero = zoo.jericho.priorzero.application:APPLICATION",
+        ],
+    },
     extras_require={
         # LightZero has wheels for Python 3.10 and 3.11 only. The tested set is requirements/stack.lock.txt.
         "priorzero": [

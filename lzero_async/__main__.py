@@ -1,45 +1,83 @@
-"""The library's own programs: report, timeline, advise and compare."""
+"""The command `lzero-async`: train an application, and look at its runs."""
 
 from __future__ import annotations
 
-import importlib
+import difflib
 import sys
 from collections.abc import Sequence
 from typing import Final
 
+from lzero_async.errors import ConfigError
+from lzero_async.runs.applications import Command, find_application, installed, resolve
 from lzero_async.runs.run_dir import BAD_INPUT
 
-PROGRAMS: Final = {
-    "report": "one HTML page about a run, or about several side by side",
-    "timeline": "what the roles of a run did, as text and as a picture",
-    "advise": "which off_policy_degree and how many collectors suit a run, by simulation",
-    "compare": "run an application synchronously and asynchronously on the same work and show both side by side",
+TOOLS: Final = {
+    "report": Command("write an HTML report of one or more runs", "lzero_async.tools.report.command:main"),
+    "timeline": Command("show what each role did when", "lzero_async.tools.timeline.command:main"),
+    "advise": Command("recommend a degree and a number of collectors", "lzero_async.tools.advise.command:main"),
+    "compare": Command("run synchronously and asynchronously, side by side", "lzero_async.tools.compare.command:main"),
 }
-USAGE: Final = "\n".join(
-    [
-        "usage: python -m lzero_async PROGRAM ...",
-        "",
-        *(f"  {name:10}{meaning}" for name, meaning in PROGRAMS.items()),
-        "",
-        "python -m lzero_async PROGRAM --help explains its options.",
-    ]
-)
+HELP: Final = ("-h", "--help")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program that the first word names; return its exit code, 2 where there is no such program."""
+    """Run the command that the first word names; return its exit code, 2 if there is no such command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] in PROGRAMS:
-        program = importlib.import_module(f"lzero_async.tools.{words[0]}.command")
-        return int(program.main(words[1:]))
-    if words and words[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0
-    if words:
-        print(f"error: there is no program {words[0]!r}; choose one of {', '.join(PROGRAMS)}.", file=sys.stderr)
-    else:
-        print(USAGE, file=sys.stderr)
-    return BAD_INPUT
+    try:
+        if not words or words[0] in HELP:
+            print(_usage(), file=sys.stdout if words else sys.stderr)
+            return 0 if words else BAD_INPUT
+        if words[0] == "train":
+            return _train(words[1:])
+        return int(resolve(_command(words[0]).main)(words[1:]))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _train(words: list[str]) -> int:
+    if not words or words[0] in HELP:
+        print(_usage_of_train(), file=sys.stdout if words else sys.stderr)
+        return 0 if words else BAD_INPUT
+    return int(resolve(find_application(words[0]).train)(words[1:]))
+
+
+def _command(name: str) -> Command:
+    """The tool, or the application's own command, of this name."""
+    if name in TOOLS:
+        return TOOLS[name]
+    own = _own_commands()
+    if name in own:
+        return own[name]
+    close = difflib.get_close_matches(name, ["train", *TOOLS, *own], n=1)
+    hint = f"did you mean {close[0]}?" if close else "lzero-async --help lists them."
+    raise ConfigError(f"There is no command {name!r}; {hint}")
+
+
+def _own_commands() -> dict[str, Command]:
+    return {name: command for app in installed() for name, command in find_application(app).commands.items()}
+
+
+def _usage() -> str:
+    commands = {"train": "train an application; lzero-async train lists them"}
+    commands |= {name: command.help for name, command in {**TOOLS, **_own_commands()}.items()}
+    lines = [f"  {name:12}{meaning}" for name, meaning in commands.items()]
+    return "\n".join(
+        ["usage: lzero-async COMMAND ...", "", *lines, "", "lzero-async COMMAND --help explains a command."]
+    )
+
+
+def _usage_of_train() -> str:
+    lines = [f"  {name:14}{find_application(name).help}" for name in installed()]
+    return "\n".join(
+        [
+            "usage: lzero-async train APPLICATION [options]",
+            "",
+            *(lines or ["  (no application is installed)"]),
+            "",
+            "lzero-async train APPLICATION --help explains its options.",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import fcntl
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LOCKS = (HERE / "stack.lock.txt", HERE / "dev.lock.txt")
+SOURCES = (*LOCKS, HERE.parent / "setup.py", Path(__file__))
 PATH_FILE = "lzero_async_checkout.pth"
 
 
@@ -30,7 +33,7 @@ def main(stamp: Path) -> int:
         return 2
     with (Path(sys.prefix) / ".install-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if stamp.exists() and all(stamp.stat().st_mtime >= path.stat().st_mtime for path in LOCKS):
+        if stamp.exists() and all(stamp.stat().st_mtime >= path.stat().st_mtime for path in SOURCES):
             return 0
         stamp.unlink(missing_ok=True)
         pins = [line for path in LOCKS for line in path.read_text().splitlines() if line and not line.startswith("#")]
@@ -50,6 +53,7 @@ def main(stamp: Path) -> int:
         where = "next((i for i, p in enumerate(sys.path) if p.endswith('site-packages')), 0)"
         line = f"import sys; sys.path.insert({where}, {str(HERE.parent)!r})\n"
         (Path(sysconfig.get_path("purelib")) / PATH_FILE).write_text(line)
+        install_metadata()
         stamp.touch()
         print("Installed.", flush=True)
     return 0
@@ -58,6 +62,28 @@ def main(stamp: Path) -> int:
 def pip(arguments: list[str]) -> None:
     """Run pip with its progress on the screen."""
     subprocess.run([sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *arguments], check=True)
+
+
+def install_metadata() -> None:
+    """The checkout's metadata, by which its applications are found, and the command `lzero-async`.
+
+    Not `pip install -e`: that would put the checkout behind LightZero's `zoo`.
+    """
+    site, scripts = Path(sysconfig.get_path("purelib")), Path(sysconfig.get_path("scripts"))
+    for old in site.glob("lzero_async-*.dist-info"):
+        shutil.rmtree(old)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "made"
+        made.mkdir()
+        subprocess.run(
+            [sys.executable, "setup.py", "--quiet", "dist_info", "--output-dir", str(made)], cwd=HERE.parent, check=True
+        )
+        info = next(made.glob("lzero_async-*.dist-info"))
+        shutil.copytree(info, site / info.name)
+    (site / info.name / "INSTALLER").write_text("lzero-async checkout\n")
+    command = scripts / "lzero-async"
+    command.write_text(f"#!{sys.executable}\nimport sys\nfrom lzero_async.__main__ import main\nsys.exit(main())\n")
+    command.chmod(0o755)
 
 
 def is_complete(pin: str) -> bool:
