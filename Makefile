@@ -14,8 +14,8 @@ SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard doc
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
 
-train: $(STAMP) ## train PriorZero on the game that comes along (about 10 minutes, CPU only)
-	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --set run_config.max_seconds=540 $(ARGS)
+train: $(STAMP) ## train PriorZero on the bundled game: asynchronous, degree 2, evaluated in the background (about 10 minutes, CPU only)
+	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --off_policy_degree 2 --async_eval --set run_config.max_seconds=540 $(ARGS)
 
 quick: $(STAMP) ## every part of PriorZero once (1 to 3 minutes)
 	$(PY) zoo/jericho/priorzero/priorzero_entry.py --quick_test $(ARGS)
@@ -49,7 +49,7 @@ bench-seen: $(STAMP) ## what looking at a run costs, the report of a long run, a
 	$(PY) -m benchmarks.seen
 	$(PY) -m benchmarks.advice
 
-pictures: $(STAMP) ## the pictures of everything that there is to see, of real runs of make train (about 22 minutes; needs chromium and chromedriver)
+pictures: $(STAMP) ## the pictures of everything that there is to see, of make train and of the same run at degree 0 (about 22 minutes; needs chromium and chromedriver)
 	$(PY) -m benchmarks.pictures
 
 chaos: $(STAMP) ## kill every role of the real agent, busy and idle, and take machines of a Ray cluster away (about 8 minutes)

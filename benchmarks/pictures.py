@@ -1,7 +1,7 @@
-"""Pictures of everything that there is to see, of real runs of `make train`: at degree 0, as it is, and at degree 2.
+"""Pictures of everything that there is to see, of real runs: `make train`, and the same at degree 0.
 
     python -m benchmarks.pictures                     both runs of nine minutes each, then the pictures
-    python -m benchmarks.pictures --runs FOLDER       the runs are there already (FOLDER/train, FOLDER/async): only the pictures
+    python -m benchmarks.pictures --runs FOLDER       the runs are there already (FOLDER/sync, FOLDER/train): only the pictures
 
 Writes docs/seen-*.png. Needs Chromium and chromedriver.
 """
@@ -9,8 +9,6 @@ Writes docs/seen-*.png. Needs Chromium and chromedriver.
 from __future__ import annotations
 
 import argparse
-import re
-import shlex
 import subprocess
 import sys
 from collections import deque
@@ -26,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 FRAME = "live.svg"
 PAGE, TALL = (1000, 900), 1500  # pixels
-RUNS = {"train": [], "async": ["--off_policy_degree", "2", "--async_eval"]}
+RUNS = {"sync": [], "train": ["--off_policy_degree", "2", "--async_eval"]}
 WATCHED = 0.6  # of the run, when the picture of the live view is taken
 RECENT = 30.0
 ZOOM = """
@@ -67,20 +65,9 @@ def main() -> int:
 
 
 def make_run(folder: Path, seconds: float, words: list[str]) -> None:
-    """The command of `make train` in a process of its own, with other seconds and more words."""
+    """Run PriorZero with these words in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.pictures", "--child", str(folder), str(seconds), *words]
     subprocess.run(command, cwd=ROOT, check=True)
-
-
-def train_words() -> list[str]:
-    """What `make train` gives the program, without its folder and its seconds."""
-    line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "--exp_name runs/train" in line)
-    words = shlex.split(re.sub(r"\$\(\w+\)", "", line))[1:]
-    return [
-        word
-        for word in words
-        if word not in ("--exp_name", "runs/train") and "max_seconds" not in word and word != "--set"
-    ]
 
 
 def watched_run(folder: Path, seconds: float, words: list[str]) -> int:
@@ -114,22 +101,22 @@ def watched_run(folder: Path, seconds: float, words: list[str]) -> int:
 
     application.make_progress = lambda plain: Watching(sys.stderr)
     limits = ["--set", f"run_config.max_seconds={seconds:g}"]
-    return train([*train_words(), "--exp_name", str(folder), *limits, *words])
+    return train(["--exp_name", str(folder), *limits, *words])
 
 
 def take_all(browser: Chromium, runs: Path) -> None:
     """The pictures of both runs."""
-    program(["report", str(runs / "async")])
-    program(["report", str(runs / "train"), str(runs / "async"), "--out", str(runs / "both.html")])
-    program(["timeline", str(runs / "async"), "--out", str(DOCS / "seen-timeline.png")])
-    page = runs / "async" / "report.html"
-    shoot(browser, runs / "async" / FRAME, "seen-live", size=None)
+    program(["report", str(runs / "train")])
+    program(["report", str(runs / "sync"), str(runs / "train"), "--out", str(runs / "both.html")])
+    program(["timeline", str(runs / "train"), "--out", str(DOCS / "seen-timeline.png")])
+    page = runs / "train" / "report.html"
+    shoot(browser, runs / "train" / FRAME, "seen-live", size=None)
     shoot(browser, page, "seen-report")
     shoot(browser, page, "seen-report-dark", scheme="dark", tallest=TALL)
     shoot(browser, page, "seen-report-phone", size=PHONE, tallest=TALL)
     shoot(browser, runs / "both.html", "seen-report-both", tallest=2 * TALL)
-    shoot_perfetto(browser, runs / "async" / "trace.json")
-    script = [sys.executable, "docs/tensorboard_picture.py", str(runs / "async")]
+    shoot_perfetto(browser, runs / "train" / "trace.json")
+    script = [sys.executable, "docs/tensorboard_picture.py", str(runs / "train")]
     subprocess.run(script, cwd=ROOT, check=True)
 
 

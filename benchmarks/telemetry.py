@@ -30,7 +30,7 @@ from benchmarks.live_view import terminal
 SECONDS = 90
 SCRAPE_EVERY = 5.0
 RUNS = {
-    "PriorZero, degree 0 (make train)": ("priorzero", ["--set", f"run_config.max_seconds={SECONDS}"]),
+    "PriorZero, degree 0": ("priorzero", ["--set", f"run_config.max_seconds={SECONDS}"]),
     "PriorZero, degree 2": ("priorzero", ["--off_policy_degree", "2", "--set", f"run_config.max_seconds={SECONDS}"]),
     "MBPO, continuous": (
         "mbpo",
