@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable
 
-from lzero_async import AsyncTrainingCoordinator
+from lzero_async import AsyncTrainingCoordinator, Bound
 from lzero_async.clock import RealClock
 from lzero_async.core.gate import Gate
 from lzero_async.core.gatekeeper import GateShell, Parked
@@ -80,7 +80,7 @@ def settle_ratio() -> float:
 
 def cut_seconds() -> float:
     """How long the lock is held when a queue of 10,000 becomes one of 5,000."""
-    coordinator = AsyncTrainingCoordinator(CUT_FROM, staleness_policy="allow", queue_capacity=CUT_FROM)
+    coordinator = AsyncTrainingCoordinator(CUT_FROM, bound=Bound(staleness_policy="allow", queue_capacity=CUT_FROM))
     for _ in range(CUT_FROM):
         coordinator.run_collect(lambda: None)
     start = time.perf_counter()

@@ -167,7 +167,8 @@ def arguments(function: Callable[..., Any], skip: Iterable[str]) -> list[str]:
 
 def config_reference() -> str:
     """The page docs/config-reference.md."""
-    from lzero_async import AsyncTrainingCoordinator, run
+    from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Recovery
+    from lzero_async.core.loop import run
     from zoo.episode_ppo import options as ppo
     from zoo.mbpo import options as mbpo
 
@@ -186,6 +187,8 @@ def config_reference() -> str:
     lines += flat("Whole-episode PPO", intro, ppo.GROUPS, ppo.FIXED)
     lines += ["## `AsyncTrainingCoordinator(...)`", "", "What each means is in the [reference](reference.md).", ""]
     lines += arguments(AsyncTrainingCoordinator.__init__, {"self"})
+    for group in (Bound, Recovery, Adaptation):
+        lines += [f"### `{group.__name__}(...)`", "", *arguments(group, set())]
     lines += ["## `coordinator.run(...)`", ""]
     lines += arguments(run, {"coordinator"})
     return "\n".join(lines).rstrip() + "\n"

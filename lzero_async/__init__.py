@@ -1,7 +1,7 @@
 """Asynchronous training for LightZero-style agents: collect, train and evaluate at the same time, within a bound."""
 
 from lzero_async.core.coordinator import AsyncTrainingCoordinator
-from lzero_async.core.loop import run
+from lzero_async.core.settings import Adaptation, Bound, Recovery
 from lzero_async.errors import (
     ConfigError,
     GateTimeout,
@@ -24,8 +24,10 @@ from lzero_async.workers.parcels import Parcel
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptation",
     "AsyncTrainingCoordinator",
     "Batch",
+    "Bound",
     "CollectContext",
     "ConfigError",
     "EvalContext",
@@ -33,6 +35,7 @@ __all__ = [
     "GateTimeout",
     "LzeroAsyncError",
     "Parcel",
+    "Recovery",
     "RemoteError",
     "RunResult",
     "Snapshot",
@@ -40,5 +43,4 @@ __all__ = [
     "Worker",
     "WorkerDied",
     "make_backend",
-    "run",
 ]

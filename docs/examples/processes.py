@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, make_backend
+from lzero_async import AsyncTrainingCoordinator, Parcel, Recovery, make_backend
 
 DEGREE = 2
 
@@ -66,7 +66,7 @@ def main():
             DEGREE,
             enable_async_eval=True,
             num_collectors=2,
-            on_failure="restart",
+            recovery=Recovery(on_failure="restart"),
             get_weights=lambda: learner.call("weights"),
         ) as coordinator:
             result = coordinator.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # not needed where lzero_async is installed
 
-from lzero_async import AsyncTrainingCoordinator
+from lzero_async import AsyncTrainingCoordinator, Recovery
 from lzero_async.testing import VirtualClock
 
 PATTERNS = {  # seconds of a collect of each collector, of a train, of an evaluation; the coordinator's arguments
@@ -20,7 +20,12 @@ PATTERNS = {  # seconds of a collect of each collector, of a train, of an evalua
     "held-back": ([1.0, 1.0], 2.0, 0.0, {"off_policy_degree": 2}),
     "evaluation-blocks": ([1.5], 1.5, 9.0, {"off_policy_degree": 2}),
     "straggler": ([1.0, 1.0, 9.0], 0.6, 0.0, {"off_policy_degree": 4}),
-    "dead-worker": ([2.0, 2.0], 0.9, 0.0, {"off_policy_degree": 4, "on_failure": "restart", "max_restarts": 1}),
+    "dead-worker": (
+        [2.0, 2.0],
+        0.9,
+        0.0,
+        {"off_policy_degree": 4, "recovery": Recovery(on_failure="restart", max_restarts=1)},
+    ),
 }
 DIES_AT = 12.0  # seconds, the dead worker
 

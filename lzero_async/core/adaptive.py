@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lzero_async.core.gate import Gate
+from lzero_async.core.settings import Adaptation
 from lzero_async.errors import ConfigError
 from lzero_async.validation import positive_number, whole_number
 
@@ -68,18 +69,12 @@ class AdaptiveDegree:
         self._rest = rest
 
 
-def adaptive_degree(
-    wanted: bool, gate: Gate, low: int | None, high: int | None, drift_threshold: float | None, default_high: int
-) -> AdaptiveDegree | None:
-    """The controller for this gate, if one is wanted; the gate must be able to keep every degree of its range."""
-    if not wanted:
-        if not (low is None and high is None and drift_threshold is None):
-            raise ConfigError(
-                "min_degree, max_degree and drift_threshold are for an adaptive degree; add adaptive=True."
-            )
-        return None
-    start, low = gate.degree, 1 if low is None else low
-    controller = AdaptiveDegree(start, low, default_high if high is None else high, drift_threshold)
+def adaptive_degree(gate: Gate, range_of: Adaptation, default_high: int) -> AdaptiveDegree:
+    """The controller for this gate, which must be able to keep every degree of the range."""
+    start = gate.degree
+    low = 1 if range_of.min_degree is None else range_of.min_degree
+    high = default_high if range_of.max_degree is None else range_of.max_degree
+    controller = AdaptiveDegree(start, low, high, range_of.drift_threshold)
     gate.set_degree(low)
     gate.set_degree(start)
     return controller

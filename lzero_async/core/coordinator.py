@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lzero_async.clock import RealClock
 from lzero_async.core.activity import RoleActivity
-from lzero_async.core.adaptive import adaptive_degree, drift_of
+from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
 from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
-from lzero_async.core.gate import Gate, Policy
+from lzero_async.core.gate import Gate
 from lzero_async.core.gatekeeper import GateShell, Holder
 from lzero_async.core.resume import STATE_FORMAT, read_state
+from lzero_async.core.settings import Adaptation, Bound, Recovery, group_of, refuse_coroutine
 from lzero_async.core.stages import (
     CollectStage,
     EvalStage,
@@ -46,7 +47,7 @@ from lzero_async.errors import (
     ignore_refusals,
 )
 from lzero_async.threads import ThreadGroup
-from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, LearnerState, TrainReport
+from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, TrainReport
 from lzero_async.validation import (
     HIGH_DEGREE,
     auto_degree,
@@ -61,7 +62,6 @@ from lzero_async.validation import (
 if TYPE_CHECKING:
     from lzero_async.types import RunResult
 
-ON_FAILURE: Final = ("raise", "restart")
 LEFT_BEHIND_PATIENCE: Final = 0.5
 log = logging.getLogger("lzero_async")
 _KEPT_CHANGES: Final = 1000
@@ -78,19 +78,10 @@ class AsyncTrainingCoordinator:
     most d; -1 derives d from `buffer_size` and `batch_size` (both in samples). `enable_async_eval` evaluates in the
     background, on a frozen snapshot. All other arguments:
 
-    num_collectors: collects that may run at once. staleness_policy: `wait`, `drop` or `allow`. publish_every: trains
-    between two publications of the weights. max_train_ahead: extra trains on old data in a row while no batch waits.
-    queue_capacity: let the waiting batches be a queue of so many that never holds a collector back: a full one drops its
-    oldest batch, counted (not with `wait`). queue_order: `fifo`, or `priority` with priority=, a function of a collect's
-    data: the highest is trained first, the lowest dropped first.
-    eval_overlap: what a new background evaluation does while one still runs (`skip`, `latest`, `wait`). on_failure:
-    what `run` does when a collect raises (`raise`, `restart`), with max_restarts in a row per collector (one that fails
-    more often is retired, and the last of them ends the run) and restart_backoff seconds before the first, doubling.
-    train_retries: how often a failed train is tried again from the
-    state before it, which needs `learner` (state_dict, load_state_dict). adaptive: let the degree follow the run inside
-    [min_degree, max_degree]; drift_threshold: the drift above which it is halved. get_weights: returns the learner's
-    weights; called after construction, loading and every due train, always while no train runs. trace: path of a Chrome
-    trace to write. clock: for tests.
+    num_collectors: collects that may run at once. bound, recovery: see `Bound` and `Recovery`. adaptation: given, the degree
+    follows the run; see `Adaptation`. eval_overlap: what a new background evaluation does while one still runs (`skip`,
+    `latest`, `wait`). get_weights: returns the learner's weights; called after construction, loading and every due train,
+    always while no train runs. trace: path of a Chrome trace to write. clock: for tests.
     """
 
     def __init__(
@@ -101,22 +92,10 @@ class AsyncTrainingCoordinator:
         batch_size: int = 256,
         *,
         num_collectors: int = 1,
-        staleness_policy: Policy = "wait",
-        publish_every: int = 1,
-        max_train_ahead: int = 0,
-        queue_capacity: int | None = None,
-        queue_order: str = "fifo",
-        priority: Callable[[Any], float] | None = None,
+        bound: Bound = Bound(),  # noqa: B008 - frozen
+        recovery: Recovery = Recovery(),  # noqa: B008 - frozen
+        adaptation: Adaptation | None = None,
         eval_overlap: str = "latest",
-        on_failure: str = "raise",
-        max_restarts: int = 3,
-        restart_backoff: float = 0.5,
-        train_retries: int = 0,
-        learner: LearnerState | None = None,
-        adaptive: bool = False,
-        min_degree: int | None = None,
-        max_degree: int | None = None,
-        drift_threshold: float | None = None,
         get_weights: Callable[[], Any] | None = None,
         trace: str | os.PathLike[str] | None = None,
         clock: Clock | None = None,
@@ -125,36 +104,24 @@ class AsyncTrainingCoordinator:
         batch_size = whole_number("batch_size", batch_size, 1)
         num_collectors = whole_number("num_collectors", num_collectors, 1)
         one_of("eval_overlap", eval_overlap, EVAL_OVERLAPS)
-        self.on_failure = one_of("on_failure", on_failure, ON_FAILURE)
-        self.max_restarts = whole_number("max_restarts", max_restarts, 0)
-        self.restart_backoff = duration("restart_backoff", restart_backoff)
-        self._train_retries = whole_number("train_retries", train_retries, 0)
-        if train_retries and learner is None:
-            raise ConfigError(
-                f"train_retries is {train_retries}, but without learner= there is no state to go back to; "
-                "pass an object with state_dict() and load_state_dict(), or set train_retries to 0."
-            )
-        for name, callback in (("get_weights", get_weights), ("priority", priority)):
-            if callback is not None and is_coroutine_function(callback):
-                raise ConfigError(f"{name} is a coroutine function, which nobody would await; pass a plain function.")
+        group_of("bound", bound, Bound)
+        self.recovery = group_of("recovery", recovery, Recovery)
+        refuse_coroutine("get_weights", get_weights)
         degree, how = resolve_degree(off_policy_degree, buffer_size, batch_size)
-        default_high = max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
         gate = Gate(
             degree,
             num_collectors=num_collectors,
-            policy=staleness_policy,
-            publish_every=publish_every,
-            max_train_ahead=max_train_ahead,
-            capacity=queue_capacity,
-            order=queue_order,
+            policy=bound.staleness_policy,
+            publish_every=bound.publish_every,
+            max_train_ahead=bound.max_train_ahead,
+            capacity=bound.queue_capacity,
+            order=bound.queue_order,
         )
-        if (priority is None) == (queue_order == "priority"):
-            raise ConfigError(
-                f"queue_order is {queue_order!r} and priority is {priority!r}; a queue in order of priority needs "
-                "priority=, a function of a collect's data, and no other does."
-            )
-        self._adaptive = adaptive_degree(adaptive, gate, min_degree, max_degree, drift_threshold, default_high)
-        if queue_capacity is None:
+        self._adaptive: AdaptiveDegree | None = None
+        if adaptation is not None:
+            highest = max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
+            self._adaptive = adaptive_degree(gate, group_of("adaptation", adaptation, Adaptation), highest)
+        if bound.queue_capacity is None:
             warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
         if how:
             print(how, flush=True)
@@ -163,7 +130,6 @@ class AsyncTrainingCoordinator:
         self.weights = WeightStore()
         self.enable_async_eval = bool(enable_async_eval)
         self._get_weights = get_weights
-        self._learner = learner
         self._trace = None if trace is None else TraceWriter(trace)
         self.evaluator = BackgroundEvaluator(self.shell, eval_overlap, self._trace)
         self._changes: deque[DegreeChange] = deque(maxlen=_KEPT_CHANGES)
@@ -173,12 +139,12 @@ class AsyncTrainingCoordinator:
         self._parts = StageParts(
             self.shell,
             self.weights,
-            priority=priority,
+            priority=bound.priority,
             publish=self.publish,
             get_weights=get_weights,
             after=self._after_train,
-            retries=self._train_retries,
-            learner=learner,
+            retries=recovery.train_retries,
+            learner=recovery.learner,
         )
         self._parts.trace = self._trace
         self.shell.locks += (self.weights.writing, self.threads.lock, *self.evaluator.locks)

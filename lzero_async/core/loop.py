@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from lzero_async.core.coordinator import AsyncTrainingCoordinator
 from lzero_async.core.evaluator import Scores, running_loop
+from lzero_async.core.settings import refuse_coroutine
 from lzero_async.core.signals import OrderlyStop
 from lzero_async.core.stages import Stage, is_coroutine_function
 from lzero_async.errors import ConfigError, GateTimeout, Stopped, tell_refusal
@@ -132,8 +133,7 @@ class _Run:
             "on_retire": on_retire, **{f"background role {name!r}": role for name, role in background.items()},
         }  # fmt: skip
         for name, callback in callbacks.items():
-            if callback is not None and is_coroutine_function(callback):
-                raise ConfigError(f"{name} is a coroutine function, which nobody would await; pass a plain function.")
+            refuse_coroutine(name, callback)
         asynchronous = any(is_coroutine_function(fn) for fn in (collect_fn, train_fn, eval_fn) if fn is not None)
         if asynchronous and running_loop() is not None:
             raise ConfigError(
@@ -335,7 +335,7 @@ class _Run:
         shell, coordinator = self.shell, self.coordinator
         with shell.lock:
             hopeless = self.collectors_left <= 1 or self._is_refused(worker, error, 0)
-            if coordinator.on_failure != "restart" or shell.is_set() or hopeless:
+            if coordinator.recovery.on_failure != "restart" or shell.is_set() or hopeless:
                 return False
             self.collectors_left -= 1
             shell.recorder.sums["retired"] += 1
@@ -366,17 +366,17 @@ class _Run:
         """A role failed: by `on_failure`, raise that, or count and log it and wait for its back-off."""
         coordinator, shell = self.coordinator, self.shell
         tell_refusal(error)
-        if coordinator.on_failure == "restart" and shell.is_set():  # its work was to be given up anyway
+        if coordinator.recovery.on_failure == "restart" and shell.is_set():  # its work was to be given up anyway
             log.warning("%s failed while the run was stopping: %r", who, error)
             shell.raise_if_stopped()
-        if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts:
+        if coordinator.recovery.on_failure != "restart" or failures >= coordinator.recovery.max_restarts:
             raise error
-        pause = backoff(coordinator.restart_backoff, failures)
+        pause = backoff(coordinator.recovery.restart_backoff, failures)
         if (left := self._time_left()) is not None:
             pause = min(pause, max(0.0, left))
         log.warning(
             "%s failed (%r); restart %d of at most %d in %.3g s",
-            who, error, failures + 1, coordinator.max_restarts, pause, exc_info=self._first_of_its_kind(error),
+            who, error, failures + 1, coordinator.recovery.max_restarts, pause, exc_info=self._first_of_its_kind(error),
         )  # fmt: skip
         with shell.lock:
             shell.recorder.sums["restarts"] += 1

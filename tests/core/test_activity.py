@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator
+from lzero_async import AsyncTrainingCoordinator, Recovery
 from lzero_async.core.activity import WAITING, Activity
 from lzero_async.core.statistics import Recorder
 from lzero_async.core.trace import TraceWriter, read_trace
@@ -83,7 +83,9 @@ def test_a_role_of_the_applications_own_is_seen_while_it_works_and_its_sums_neve
 def test_a_train_that_is_tried_again_is_at_work_once() -> None:
     with VirtualClock() as clock:
         learner = FakeLearner(clock, 1.0, fail_at={0})
-        with AsyncTrainingCoordinator(1, train_retries=1, learner=learner, clock=clock) as coordinator:
+        with AsyncTrainingCoordinator(
+            1, recovery=Recovery(train_retries=1, learner=learner), clock=clock
+        ) as coordinator:
             coordinator.run(FakeCollector(clock, 1.0), learner, max_train=2, print_statistics=False)
             learned = next(one for one in coordinator.get_activity() if one.role == "learner")
     assert learned.state == "idle" and learned.active == pytest.approx(3.0)
@@ -121,7 +123,9 @@ def test_a_run_is_active_waiting_and_nothing_else() -> None:
 
 def test_a_failed_collect_and_its_pause_are_active_and_idle() -> None:
     with VirtualClock() as clock:
-        coordinator = AsyncTrainingCoordinator(1, on_failure="restart", restart_backoff=5.0, clock=clock)
+        coordinator = AsyncTrainingCoordinator(
+            1, recovery=Recovery(on_failure="restart", restart_backoff=5.0), clock=clock
+        )
         coordinator.run(FakeCollector(clock, 3.0, fail_at={0}), FakeLearner(clock, 1.0), max_train=1)
         collector = coordinator.get_activity()[0]
         coordinator.close()

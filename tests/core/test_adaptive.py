@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator
+from lzero_async import Adaptation, AsyncTrainingCoordinator
 from lzero_async.core.adaptive import AdaptiveDegree, drift_of
 from lzero_async.simulate.distributions import lognormal, switch
 from lzero_async.simulate.pipeline import Simulation, simulate
@@ -77,7 +77,7 @@ def test_after_50_trains_it_has_95_percent_of_the_best_fixed_degree_and_again_af
 
 def test_the_loop_adapts_as_the_simulator_and_records_every_change(capsys: pytest.CaptureFixture[str]) -> None:
     with VirtualClock() as clock:
-        coordinator = AsyncTrainingCoordinator(1, num_collectors=4, adaptive=True, max_degree=9, clock=clock)
+        coordinator = AsyncTrainingCoordinator(1, num_collectors=4, adaptation=Adaptation(max_degree=9), clock=clock)
         stats = coordinator.run(
             FakeCollector(clock, lognormal(2, 1)), FakeLearner(clock, lognormal(1, 1)), max_train=300
         ).statistics
@@ -94,7 +94,7 @@ def test_the_loop_adapts_as_the_simulator_and_records_every_change(capsys: pytes
 def test_drift_from_the_train_function_lowers_the_degree_for_new_admissions_only() -> None:
     with VirtualClock() as clock:
         coordinator = AsyncTrainingCoordinator(
-            8, num_collectors=8, adaptive=True, max_degree=8, drift_threshold=0.5, clock=clock
+            8, num_collectors=8, adaptation=Adaptation(max_degree=8, drift_threshold=0.5), clock=clock
         )
         learner = FakeLearner(clock, 1.0, drift=0.9)
         stats = coordinator.run(FakeCollector(clock, 4.0), learner, max_train=60).statistics
@@ -106,7 +106,7 @@ def test_drift_from_the_train_function_lowers_the_degree_for_new_admissions_only
 
 
 def test_a_resumed_run_keeps_its_adapted_degree_inside_the_new_range() -> None:
-    first = AsyncTrainingCoordinator(6, adaptive=True, max_degree=9)
-    second = AsyncTrainingCoordinator(1, adaptive=True, max_degree=4)
+    first = AsyncTrainingCoordinator(6, adaptation=Adaptation(max_degree=9))
+    second = AsyncTrainingCoordinator(1, adaptation=Adaptation(max_degree=4))
     second.load_state_dict(first.state_dict())
     assert second.off_policy_degree == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import math
@@ -12,7 +13,16 @@ import warnings
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, ConfigError, EvalContext, GateTimeout, Stopped
+from lzero_async import (
+    Adaptation,
+    AsyncTrainingCoordinator,
+    Bound,
+    ConfigError,
+    EvalContext,
+    GateTimeout,
+    Recovery,
+    Stopped,
+)
 from lzero_async.errors import CoordinatorClosed
 from lzero_async.testing import FakeEvaluator, FakeLearner, Sequencer, VirtualClock
 from lzero_async.types import TrainReport
@@ -75,24 +85,34 @@ def test_evaluation_between_collect_and_train_does_not_hang_at_degree_0() -> Non
         ({"buffer_size": 0}, "buffer_size is 0; .* at least 1"),
         ({"batch_size": 0.5}, "batch_size is 0.5"),
         ({"num_collectors": 0}, "num_collectors is 0"),
-        ({"staleness_policy": "block"}, "staleness_policy is 'block'; choose one of wait, drop, allow"),
+        ({"bound": {"staleness_policy": "block"}}, "staleness_policy is 'block'; choose one of wait, drop, allow"),
         ({"eval_overlap": "both"}, "choose one of skip, latest, wait"),
-        ({"on_failure": "ignore"}, "choose one of raise, restart"),
-        ({"restart_backoff": 0}, "restart_backoff is 0"),
-        ({"max_restarts": -1}, "max_restarts is -1"),
-        ({"train_retries": 1}, "without learner="),
-        ({"off_policy_degree": 1, "publish_every": 3}, "publish_every is 3.*at most 2"),
-        ({"max_train_ahead": 1}, "max_train_ahead is 1"),
-        ({"adaptive": True}, "outside the adaptive range 1"),
-        ({"off_policy_degree": 5, "adaptive": True, "max_degree": 4}, "outside the adaptive range 1 to 4"),
-        ({"off_policy_degree": 5, "adaptive": True, "min_degree": 0}, "min_degree is 0"),
-        ({"off_policy_degree": 5, "adaptive": True, "publish_every": 3}, "publish_every is 3"),
-        ({"off_policy_degree": 5, "drift_threshold": 0.1}, "adaptive=True"),
+        ({"recovery": {"on_failure": "ignore"}}, "choose one of raise, restart"),
+        ({"recovery": {"restart_backoff": 0}}, "restart_backoff is 0"),
+        ({"recovery": {"max_restarts": -1}}, "max_restarts is -1"),
+        ({"recovery": {"train_retries": 1}}, "without learner="),
+        ({"off_policy_degree": 1, "bound": {"publish_every": 3}}, "publish_every is 3.*at most 2"),
+        ({"bound": {"max_train_ahead": 1}}, "max_train_ahead is 1"),
+        ({"adaptation": {}}, "outside the adaptive range 1"),
+        ({"off_policy_degree": 5, "adaptation": {"max_degree": 4}}, "outside the adaptive range 1 to 4"),
+        ({"off_policy_degree": 5, "adaptation": {"min_degree": 0}}, "min_degree is 0"),
+        ({"off_policy_degree": 5, "adaptation": {}, "bound": {"publish_every": 3}}, "publish_every is 3"),
     ],
 )
 def test_bad_arguments_name_value_range_and_remedy(arguments: dict, words: str) -> None:
+    groups = {"bound": Bound, "recovery": Recovery, "adaptation": Adaptation}
     with pytest.raises(ValueError, match=words):
-        AsyncTrainingCoordinator(**arguments)
+        AsyncTrainingCoordinator(
+            **{name: groups[name](**value) if name in groups else value for name, value in arguments.items()}
+        )
+
+
+@pytest.mark.parametrize("name", ["bound", "recovery", "adaptation"])
+def test_a_group_is_its_dataclass_which_is_frozen(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is {{}}; pass a {name.capitalize()}\(...\)"):
+        AsyncTrainingCoordinator(1, **{name: {}})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Bound().publish_every = 2  # type: ignore[misc]
 
 
 def test_numpy_integers_are_whole_numbers() -> None:
@@ -159,7 +179,7 @@ def test_train_retries_start_from_the_state_before() -> None:
     with VirtualClock() as clock:
         learner = FakeLearner(clock, 1.0, fail_at={1, 2})
         with AsyncTrainingCoordinator(
-            1, train_retries=2, learner=learner, get_weights=learner.get_weights, clock=clock
+            1, recovery=Recovery(train_retries=2, learner=learner), get_weights=learner.get_weights, clock=clock
         ) as coordinator:
             for _ in range(2):
                 coordinator.run_collect(lambda: None)
@@ -181,7 +201,7 @@ def test_a_learner_whose_state_cannot_be_saved_or_restored_fails_the_train_and_n
             assert self.load
 
     learner = Learner()
-    with AsyncTrainingCoordinator(1, train_retries=1, learner=learner) as coordinator:
+    with AsyncTrainingCoordinator(1, recovery=Recovery(train_retries=1, learner=learner)) as coordinator:
         coordinator.run_collect(lambda: None)
         learner.save = False
         with pytest.raises(AssertionError):
@@ -193,7 +213,7 @@ def test_a_learner_whose_state_cannot_be_saved_or_restored_fails_the_train_and_n
 
 
 def test_replays_fill_the_learners_spare_time() -> None:
-    with AsyncTrainingCoordinator(2, max_train_ahead=2) as coordinator:
+    with AsyncTrainingCoordinator(2, bound=Bound(max_train_ahead=2)) as coordinator:
         coordinator.run_collect(lambda: None)
         kinds = [coordinator.run_train(lambda batch: batch.replay, with_batch=True) for _ in range(3)]
         with pytest.raises(GateTimeout, match="no batch waits"):
@@ -262,7 +282,7 @@ def test_ages_of_no_samples_spoil_neither_the_statistics_nor_the_saved_state() -
 
 
 def test_weights_are_published_as_often_as_asked() -> None:
-    with AsyncTrainingCoordinator(2, publish_every=2, get_weights=dict) as coordinator:
+    with AsyncTrainingCoordinator(2, bound=Bound(publish_every=2), get_weights=dict) as coordinator:
         seen = []
         for _ in range(5):
             coordinator.run_collect(lambda context: seen.append(context.snapshot.version), with_context=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, ConfigError, LzeroAsyncError, make_backend
+from lzero_async import AsyncTrainingCoordinator, Bound, ConfigError, LzeroAsyncError, Recovery, make_backend
 from lzero_async.core.statistics import format_box
 from lzero_async.telemetry.terminal import frame as live_frame
 from lzero_async.testing import ScriptedRole, VirtualClock
@@ -48,7 +48,9 @@ def test_every_failed_try_of_a_train_is_logged_counted_and_traced(
 ) -> None:
     trace = tmp_path / "trace.json"
     with VirtualClock() as clock:
-        coordinator = AsyncTrainingCoordinator(1, train_retries=3, learner=Learner(), trace=trace, clock=clock)
+        coordinator = AsyncTrainingCoordinator(
+            1, recovery=Recovery(train_retries=3, learner=Learner()), trace=trace, clock=clock
+        )
         coordinator.run(lambda context: 1, failing_train(clock, 3), max_train=2, handle_signals=False)
         found = coordinator.get_statistics()
         coordinator.close()
@@ -122,7 +124,9 @@ def test_a_collector_that_cannot_be_restarted_did_not_fail_more_often_than_it_di
         raise RuntimeError("no machine")
 
     with VirtualClock() as clock:
-        coordinator = AsyncTrainingCoordinator(2, num_collectors=2, on_failure="restart", clock=clock)
+        coordinator = AsyncTrainingCoordinator(
+            2, num_collectors=2, recovery=Recovery(on_failure="restart"), clock=clock
+        )
         coordinator.run(
             collect, lambda batch: None, max_train=5, on_restart=cannot, handle_signals=False, print_statistics=False
         )
@@ -156,9 +160,10 @@ def test_the_coordinator_refuses_them_too(name: str) -> None:
     async def never(*args: Any) -> float:
         return 0.0
 
-    queue: dict[str, Any] = {"queue_capacity": 2, "queue_order": "priority", "staleness_policy": "allow"}
     with pytest.raises(ConfigError, match=f"{name} is a coroutine function"):
-        AsyncTrainingCoordinator(1, **(queue if name == "priority" else {}), **{name: never})
+        if name == "priority":
+            Bound(queue_capacity=2, queue_order="priority", staleness_policy="allow", priority=never)
+        AsyncTrainingCoordinator(1, get_weights=never)
 
 
 # -- what the system refuses -------------------------------------------------------------------------------------------------
@@ -242,8 +247,8 @@ def test_a_stage_without_descriptors_is_counted_once(stage: str) -> None:
 
     retried = stage == "retried train"
     coordinator = AsyncTrainingCoordinator(
-        1, stage == "background eval", get_weights=dict, on_failure="restart", restart_backoff=0.001,
-        train_retries=int(retried), learner=Learner(),
+        1, stage == "background eval", get_weights=dict,
+        recovery=Recovery(on_failure="restart", restart_backoff=0.001, train_retries=int(retried), learner=Learner()),
     )  # fmt: skip
     helper: dict[str, Any] = {"helper": work} if stage == "background role" else {}
     survives = stage in ("collect", "retried train", "background role")

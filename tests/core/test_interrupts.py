@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import lzero_async
-from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, EvalContext
+from lzero_async import AsyncTrainingCoordinator, Batch, Bound, CollectContext, EvalContext, Recovery
 from lzero_async.errors import GateTimeout, Stopped
 from lzero_async.testing import VirtualClock
 from lzero_async.threads import ThreadGroup
@@ -169,14 +169,13 @@ def attempt(at: int, degree: int, scene: Scene, role: str, options: dict[str, An
     """One scene, interrupted at one line; then the same scene again, undisturbed."""
     with VirtualClock() as clock:
         ledger = Ledger(clock, failing=failing)
-        retries = {"train_retries": 1, "learner": ledger} if failing else {}
         coordinator = AsyncTrainingCoordinator(
             degree,
             get_weights=ledger.get_weights,
             num_collectors=max(1, min(2, degree)),
             clock=clock,
+            recovery=Recovery(train_retries=1, learner=ledger) if failing else Recovery(),
             **options,
-            **retries,
         )
         handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
         with beside(coordinator, ledger, role):
@@ -208,10 +207,10 @@ CASES: list[tuple[str, int, Scene, str, dict[str, Any], bool]] = [
     *((f"a train that fails once, degree {d}", d, alone, "", {}, True) for d in (0, 1)),
     *((f"beside a collector, degree {d}", d, train_here, "collector", {}, False) for d in (1, 2)),
     *((f"beside a learner, degree {d}", d, collect_here, "learner", {}, False) for d in (0, 1, 2)),
-    ("replays beside a collector", 2, train_here, "collector", {"max_train_ahead": 2}, False),
-    ("a queue that is full", 2, collect_here, "", {"queue_capacity": 1, "staleness_policy": "allow"}, False),
+    ("replays beside a collector", 2, train_here, "collector", {"bound": Bound(max_train_ahead=2)}, False),
+    ("a queue that is full", 2, collect_here, "", {"bound": Bound(queue_capacity=1, staleness_policy="allow")}, False),
     ("a queue by priority", 2, collect_here, "learner",
-     {"queue_capacity": 2, "staleness_policy": "drop", "queue_order": "priority", "priority": len}, False),
+     {"bound": Bound(queue_capacity=2, staleness_policy="drop", queue_order="priority", priority=len)}, False),
     *((f"run, degree {d}", d, run_it, "", {}, False) for d in (0, 1, 2)),
     *((f"run, degree {d}, evaluations in the background", d, run_it, "", {"enable_async_eval": True}, False) for d in (0, 2)),
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator
+from lzero_async import AsyncTrainingCoordinator, Bound, Recovery
 from lzero_async.errors import GateTimeout
 from lzero_async.testing import VirtualClock
 from lzero_async.threads import ThreadGroup
@@ -32,9 +32,9 @@ class States:
 
     def case(self, name: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
         quick, slow = self.seconds(0.01), self.seconds(STAGE)
-        long_queue = {"staleness_policy": "allow", "queue_capacity": 500}
-        failing = {"on_failure": "restart", "max_restarts": 10**6, "restart_backoff": 30.0}
-        tries = {"train_retries": 100, "learner": Learner()}
+        long_queue = {"bound": Bound(staleness_policy="allow", queue_capacity=500)}
+        failing = {"recovery": Recovery(on_failure="restart", max_restarts=10**6, restart_backoff=30.0)}
+        tries = {"recovery": Recovery(train_retries=100, learner=Learner())}
         evaluated = {"eval_every": 1, "eval_fn": slow}
         cases: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
             "all collected, a long queue left": (35, {"max_collect": 30}, {"train_fn": self.seconds(1.0)}),
@@ -126,8 +126,8 @@ def test_a_collector_may_fail_more_than_a_thousand_times_in_a_row() -> None:
         return "data"
 
     with VirtualClock() as clock:
-        settings: dict[str, Any] = {"on_failure": "restart", "max_restarts": 10**4, "restart_backoff": 1e-3}
-        coordinator = AsyncTrainingCoordinator(1, clock=clock, **settings)
+        recovery = Recovery(on_failure="restart", max_restarts=10**4, restart_backoff=1e-3)
+        coordinator = AsyncTrainingCoordinator(1, recovery=recovery, clock=clock)
         result = coordinator.run(
             lambda context: collect(), lambda batch: None, max_train=1, print_statistics=False, handle_signals=False
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, ConfigError, EvalResult
+from lzero_async import AsyncTrainingCoordinator, Batch, Bound, CollectContext, ConfigError, EvalResult, Recovery
 from lzero_async.errors import Stopped
 from lzero_async.simulate.distributions import lognormal
 from lzero_async.simulate.pipeline import simulate
@@ -126,7 +126,10 @@ def test_the_loop_does_exactly_what_the_simulator_says(
     with VirtualClock() as clock:
         learner = FakeLearner(clock, lognormal(1, 1), seed=3)
         coordinator = AsyncTrainingCoordinator(
-            degree, num_collectors=workers, publish_every=publish_every, staleness_policy=policy, clock=clock
+            degree,
+            num_collectors=workers,
+            bound=Bound(publish_every=publish_every, staleness_policy=policy),
+            clock=clock,
         )
         stats = coordinator.run(FakeCollector(clock, lognormal(2, 1.2), seed=3), learner, max_train=300).statistics
         coordinator.close()
@@ -166,7 +169,9 @@ def test_any_order_of_threads_keeps_bound_and_account(seed: int) -> None:
     """The virtual clock draws which ready thread runs next; failures, restarts and evaluations in between."""
     with VirtualClock(seed) as clock:
         learner = FakeLearner(clock, lognormal(1, 1), seed=seed)
-        coordinator = AsyncTrainingCoordinator(3, num_collectors=3, on_failure="restart", clock=clock)
+        coordinator = AsyncTrainingCoordinator(
+            3, num_collectors=3, recovery=Recovery(on_failure="restart"), clock=clock
+        )
         collect = FakeCollector(clock, lognormal(1, 1), seed=seed, fail_at=set(range(5, 200, 17)))
         result = coordinator.run(collect, learner, FakeEvaluator(clock, 2.0), eval_every=9, max_train=150)
         coordinator.close()
@@ -380,7 +385,9 @@ def test_a_failure_does_not_wait_for_a_long_train() -> None:
 
 def test_collectors_are_restarted_with_back_off_and_bounded() -> None:
     with VirtualClock() as clock:
-        coordinator, _, learner = pipeline(clock, 1, on_failure="restart", max_restarts=3, restart_backoff=10.0)
+        coordinator, _, learner = pipeline(
+            clock, 1, recovery=Recovery(on_failure="restart", max_restarts=3, restart_backoff=10.0)
+        )
         restarted: list[tuple[int, str]] = []
         result = coordinator.run(
             FakeCollector(clock, 1.0, fail_at={2, 3, 4}),
@@ -403,7 +410,7 @@ def test_collectors_are_restarted_with_back_off_and_bounded() -> None:
 def test_a_collector_that_fails_while_the_run_stops_does_not_fail_the_run() -> None:
     """Its collect would have been given up anyway."""
     with VirtualClock() as clock:
-        coordinator, _, learner = pipeline(clock, 1, on_failure="restart")
+        coordinator, _, learner = pipeline(clock, 1, recovery=Recovery(on_failure="restart"))
 
         def dies_when_told_to_stop(context: CollectContext) -> str:
             if context.ticket == 1:
@@ -420,7 +427,9 @@ def test_a_collector_that_fails_while_the_run_stops_does_not_fail_the_run() -> N
 
 def test_a_collector_that_keeps_failing_is_retired_and_the_others_go_on() -> None:
     with VirtualClock() as clock:
-        coordinator, _, learner = pipeline(clock, 2, on_failure="restart", num_collectors=2, max_restarts=2)
+        coordinator, _, learner = pipeline(
+            clock, 2, recovery=Recovery(on_failure="restart", max_restarts=2), num_collectors=2
+        )
         retired: list[int] = []
 
         def one_is_poisoned(context: CollectContext) -> str:
@@ -438,7 +447,7 @@ def test_a_collector_that_keeps_failing_is_retired_and_the_others_go_on() -> Non
 
 def test_a_bad_argument_is_not_tried_again() -> None:
     with VirtualClock() as clock:
-        coordinator, _, learner = pipeline(clock, 2, on_failure="restart", num_collectors=2)
+        coordinator, _, learner = pipeline(clock, 2, recovery=Recovery(on_failure="restart"), num_collectors=2)
         calls: list[int] = []
 
         def refused(context: CollectContext) -> None:
@@ -453,7 +462,7 @@ def test_a_bad_argument_is_not_tried_again() -> None:
 
 def test_restart_works_at_degree_0_too() -> None:
     with VirtualClock() as clock:
-        coordinator, _, learner = pipeline(clock, 0, on_failure="restart")
+        coordinator, _, learner = pipeline(clock, 0, recovery=Recovery(on_failure="restart"))
         result = coordinator.run(FakeCollector(clock, 1.0, fail_at={1, 3}), learner, max_train=5)
         assert (result.statistics["restarts"], result.statistics["train_count"]) == (2, 5)
 
@@ -461,7 +470,7 @@ def test_restart_works_at_degree_0_too() -> None:
 def test_train_retries_in_the_loop_count_each_batch_once() -> None:
     with VirtualClock() as clock:
         learner = FakeLearner(clock, 1.0, fail_at={4})
-        coordinator = AsyncTrainingCoordinator(2, train_retries=1, learner=learner, clock=clock)
+        coordinator = AsyncTrainingCoordinator(2, recovery=Recovery(train_retries=1, learner=learner), clock=clock)
         stats = coordinator.run(FakeCollector(clock, 1.0), learner, max_train=10).statistics
         coordinator.close()
     assert learner.trained == list(range(10))
@@ -768,7 +777,7 @@ def wake_ups(thread: threading.Thread) -> int:
 def test_fast_collectors_are_never_held_back_by_a_queue_and_every_batch_is_accounted_for() -> None:
     clock = VirtualClock()
     coordinator, collector, learner = pipeline(
-        clock, 1, 1.0, 4.0, num_collectors=2, staleness_policy="allow", queue_capacity=3
+        clock, 1, 1.0, 4.0, num_collectors=2, bound=Bound(staleness_policy="allow", queue_capacity=3)
     )
     with coordinator:
         result = coordinator.run(collector, learner, max_seconds=40.0, print_statistics=False)
@@ -793,7 +802,7 @@ def test_a_queue_in_order_of_priority_gives_the_learner_the_best_batch_first() -
         clock.sleep(7.0)
 
     with AsyncTrainingCoordinator(
-        1, staleness_policy="allow", queue_capacity=7, queue_order="priority", priority=float, clock=clock
+        1, bound=Bound(staleness_policy="allow", queue_capacity=7, queue_order="priority", priority=float), clock=clock
     ) as coordinator:
         coordinator.run(collect, train, max_seconds=60.0, print_statistics=False)
     assert seen[0] == 0
@@ -803,13 +812,16 @@ def test_a_queue_in_order_of_priority_gives_the_learner_the_best_batch_first() -
 
 def test_a_priority_that_raises_is_a_failed_collect() -> None:
     with AsyncTrainingCoordinator(
-        1, staleness_policy="allow", queue_capacity=2, queue_order="priority", priority=lambda data: data["missing"]
+        1,
+        bound=Bound(
+            staleness_policy="allow", queue_capacity=2, queue_order="priority", priority=lambda data: data["missing"]
+        ),
     ) as coordinator:
         with pytest.raises(KeyError):
             coordinator.run_collect(dict)
         assert coordinator.get_statistics()["failed"] == 1
     with pytest.raises(ConfigError, match="priority="):
-        AsyncTrainingCoordinator(1, staleness_policy="allow", queue_capacity=2, queue_order="priority")
+        AsyncTrainingCoordinator(1, bound=Bound(staleness_policy="allow", queue_capacity=2, queue_order="priority"))
 
 
 def test_a_background_role_runs_until_the_run_stops_and_comes_back_after_a_failure() -> None:
@@ -822,7 +834,7 @@ def test_a_background_role_runs_until_the_run_stops_and_comes_back_after_a_failu
             raise RuntimeError("a bad moment")
         context.stop.wait(1.0)
 
-    coordinator, collector, learner = pipeline(clock, 1, on_failure="restart", restart_backoff=0.5)
+    coordinator, collector, learner = pipeline(clock, 1, recovery=Recovery(on_failure="restart", restart_backoff=0.5))
     with coordinator:
         result = coordinator.run(collector, learner, background={"watch": watch}, max_train=10, print_statistics=False)
     assert passes[:5] == [0.0, 1.0, 2.0, 2.5, 3.5]
@@ -839,7 +851,7 @@ def test_a_background_role_that_fails_ends_the_run_with_its_own_exception() -> N
     with coordinator, pytest.raises(RuntimeError, match="no model"):
         coordinator.run(collector, learner, background={"broken": broken}, max_train=1000, print_statistics=False)
     clock = VirtualClock()
-    coordinator, collector, learner = pipeline(clock, 1, on_failure="restart", max_restarts=2)
+    coordinator, collector, learner = pipeline(clock, 1, recovery=Recovery(on_failure="restart", max_restarts=2))
     with coordinator, pytest.raises(RuntimeError, match="no model"):
         coordinator.run(collector, learner, background={"broken": broken}, max_train=1000, print_statistics=False)
     assert coordinator.get_statistics()["restarts"] == 2

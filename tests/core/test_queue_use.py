@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator
+from lzero_async import AsyncTrainingCoordinator, Bound
 from lzero_async.telemetry.scalars import values
 from lzero_async.telemetry.utilisation import QueueUse, compare
 from lzero_async.testing import VirtualClock
@@ -41,7 +41,9 @@ def test_a_learner_that_is_slow_has_a_full_queue(degree: int) -> None:
 
 
 def test_a_bounded_queue_that_is_always_full() -> None:
-    mean, verdict, _ = use_of(0.1, 10.0, 300, off_policy_degree=4, staleness_policy="allow", queue_capacity=3)
+    mean, verdict, _ = use_of(
+        0.1, 10.0, 300, off_policy_degree=4, bound=Bound(staleness_policy="allow", queue_capacity=3)
+    )
     assert mean > 0.98 and verdict == "above"
 
 

@@ -17,12 +17,15 @@ import numpy as np
 import pytest
 
 from lzero_async import (
+    Adaptation,
     AsyncTrainingCoordinator,
     Batch,
+    Bound,
     CollectContext,
     ConfigError,
     GateTimeout,
     LzeroAsyncError,
+    Recovery,
     Stopped,
 )
 from lzero_async.core.adaptive import drift_of
@@ -42,7 +45,10 @@ def test_a_stop_condition_that_comes_true_between_collect_and_train_does_not_han
         result = coordinator.run(lambda c: 1, lambda b: None, stop_fn=lambda: next(answers), **quiet)
     assert (result.reason, result.statistics["train_count"]) == ("stop_fn", 1)
 
-    with VirtualClock() as clock, AsyncTrainingCoordinator(0, on_failure="restart", clock=clock) as coordinator:
+    with (
+        VirtualClock() as clock,
+        AsyncTrainingCoordinator(0, recovery=Recovery(on_failure="restart"), clock=clock) as coordinator,
+    ):
         failing = FakeCollector(clock, 1.0, fail_at=range(100))
         assert coordinator.run(failing, FakeLearner(clock, 1.0), max_seconds=2.5, **quiet).reason == "max_seconds"
 
@@ -273,7 +279,9 @@ def test_a_run_after_a_failed_publication_does_not_hang(degree: int, publish_eve
             raise OSError("disk")
         return {}
 
-    with AsyncTrainingCoordinator(degree, publish_every=publish_every, get_weights=get_weights) as coordinator:
+    with AsyncTrainingCoordinator(
+        degree, bound=Bound(publish_every=publish_every), get_weights=get_weights
+    ) as coordinator:
         with pytest.raises(OSError, match="disk"):
             coordinator.run(lambda c: 1, lambda b: None, max_train=5, **quiet)
         assert coordinator.run(lambda c: 1, lambda b: None, max_train=8, **quiet).statistics["train_count"] == 8
@@ -387,10 +395,10 @@ def test_an_abandoned_coroutine_at_degree_0_is_cancelled_by_a_stop() -> None:
 
 
 def test_a_broken_adaptive_state_changes_nothing() -> None:
-    first = AsyncTrainingCoordinator(2, adaptive=True)
+    first = AsyncTrainingCoordinator(2, adaptation=Adaptation())
     first.run_collect(lambda: 1)
     state = first.state_dict(with_batches=True) | {"adaptive": {"degree": "x"}}
-    second = AsyncTrainingCoordinator(2, adaptive=True)
+    second = AsyncTrainingCoordinator(2, adaptation=Adaptation())
     before = second.state_dict()
     with pytest.raises(ConfigError):
         second.load_state_dict(state)
@@ -399,8 +407,9 @@ def test_a_broken_adaptive_state_changes_nothing() -> None:
 
 def test_overlap_efficiency_stays_below_one_when_the_degree_falls() -> None:
     with VirtualClock() as clock:
-        coordinator = AsyncTrainingCoordinator(8, num_collectors=8, adaptive=True, max_degree=8, drift_threshold=0.5,
-                                               clock=clock)  # fmt: skip
+        coordinator = AsyncTrainingCoordinator(
+            8, num_collectors=8, adaptation=Adaptation(max_degree=8, drift_threshold=0.5), clock=clock
+        )
         stats = coordinator.run(
             FakeCollector(clock, 8.0), FakeLearner(clock, 1.0, drift=0.9), max_train=12, **quiet
         ).statistics
@@ -427,16 +436,16 @@ def test_a_retry_starts_from_a_copy_even_if_the_state_is_made_of_references() ->
         if len(tries) == 1:
             raise OSError
 
-    with AsyncTrainingCoordinator(1, train_retries=1, learner=learner) as coordinator:
+    with AsyncTrainingCoordinator(1, recovery=Recovery(train_retries=1, learner=learner)) as coordinator:
         coordinator.run_collect(lambda: None)
         coordinator.run_train(train)
     assert learner.w.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("arguments", [{"adaptive": True, "max_degree": 0}, {"min_degree": 2}, {"min_degree": 1}])
-def test_limits_of_the_adaptive_degree_are_never_ignored(arguments: dict) -> None:
+@pytest.mark.parametrize("adaptation", [Adaptation(max_degree=0), Adaptation(min_degree=3), Adaptation(max_degree=1)])
+def test_limits_of_the_adaptive_degree_are_never_ignored(adaptation: Adaptation) -> None:
     with pytest.raises(ConfigError):
-        AsyncTrainingCoordinator(2, **arguments)
+        AsyncTrainingCoordinator(2, adaptation=adaptation)
 
 
 def test_tasks_that_a_stage_leaves_on_its_loop_are_cancelled() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, EvalContext
+from lzero_async import AsyncTrainingCoordinator, Batch, Bound, CollectContext, EvalContext
 from lzero_async.errors import LzeroAsyncError, Stopped
 from lzero_async.testing import VirtualClock
 from lzero_async.testing.fakes import FakeCollector, FakeLearner
@@ -322,7 +322,7 @@ def test_a_collector_that_waits_already_gets_the_weights_that_could_not_be_publi
             return 1
 
         coordinator = AsyncTrainingCoordinator(
-            degree, publish_every=publish_every, get_weights=get_weights, clock=clock
+            degree, bound=Bound(publish_every=publish_every), get_weights=get_weights, clock=clock
         )
         for last in range(publish_every):
             coordinator.run_collect(lambda: 1)

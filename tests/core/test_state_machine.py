@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lzero_async import AsyncTrainingCoordinator, GateTimeout, Stopped
+from lzero_async import AsyncTrainingCoordinator, Bound, GateTimeout, Stopped
 from lzero_async.core.gate import Ticket
 from lzero_async.core.gatekeeper import REPLAY, Holder, Parked
 
@@ -39,9 +39,11 @@ class ShellMachine(RuleBasedStateMachine):
     def start(self, degree: int, workers: int, policy: str, publish_every: int, ahead: int) -> None:
         self.options = {
             "num_collectors": workers,
-            "staleness_policy": policy,
-            "publish_every": min(publish_every, degree + 1),
-            "max_train_ahead": ahead if degree else 0,
+            "bound": Bound(
+                staleness_policy=policy,
+                publish_every=min(publish_every, degree + 1),
+                max_train_ahead=ahead if degree else 0,
+            ),
         }
         self.coordinator = AsyncTrainingCoordinator(degree, **self.options)
         self.forget()

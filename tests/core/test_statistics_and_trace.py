@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, ConfigError
+from lzero_async import AsyncTrainingCoordinator, ConfigError, Recovery
 from lzero_async.core.statistics import format_box
 from lzero_async.core.trace import read_trace
 from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, Interrupted, VirtualClock
@@ -180,7 +180,9 @@ def test_failed_stages_show_in_trace_and_wall_time(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with VirtualClock() as clock:
         learner = FakeLearner(clock, 1.0)
-        with AsyncTrainingCoordinator(1, on_failure="restart", max_restarts=1, clock=clock, trace=path) as coordinator:
+        with AsyncTrainingCoordinator(
+            1, recovery=Recovery(on_failure="restart", max_restarts=1), clock=clock, trace=path
+        ) as coordinator:
             with pytest.raises(Interrupted):
                 coordinator.run(FakeCollector(clock, 3.0, fail_at={0, 1}), learner, max_train=1)
             assert coordinator.get_statistics()["wall_time"] == pytest.approx(3.0 + 0.5 + 3.0)

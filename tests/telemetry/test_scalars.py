@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator
+from lzero_async import AsyncTrainingCoordinator, Bound
 from lzero_async.core.activity import RoleActivity
 from lzero_async.telemetry.quantities import COUNTS, tag
 from lzero_async.telemetry.scalars import AsyncScalars, role_kind, role_shares, staleness_since, values
@@ -86,15 +86,17 @@ def test_a_run_without_replayed_samples_has_no_age_of_them() -> None:
 @pytest.mark.parametrize(("degree", "capacity", "bound"), [(0, None, 1), (3, None, 3), (3, 7, 8)])
 def test_the_lag_s_bound(degree: int, capacity: int | None, bound: int) -> None:
     """A queue's capacity does not count the batch that is being trained."""
-    more = {} if capacity is None else {"queue_capacity": capacity, "staleness_policy": "drop"}
-    with AsyncTrainingCoordinator(degree, **more) as coordinator:
+    queue = Bound() if capacity is None else Bound(queue_capacity=capacity, staleness_policy="drop")
+    with AsyncTrainingCoordinator(degree, bound=queue) as coordinator:
         found = values(sample_view(**coordinator.get_statistics()))
     assert (found["async/lag_bound"], found["async/degree"]) == (bound, degree)
 
 
 def test_a_lag_never_passes_its_bound() -> None:
     lags = []
-    with AsyncTrainingCoordinator(3, queue_capacity=2, staleness_policy="allow", num_collectors=3) as coordinator:
+    with AsyncTrainingCoordinator(
+        3, bound=Bound(queue_capacity=2, staleness_policy="allow"), num_collectors=3
+    ) as coordinator:
         coordinator.run(
             lambda context: None, lambda batch: lags.append(coordinator.collect_train_lag), max_train=200,
             print_statistics=False,

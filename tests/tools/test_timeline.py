@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, Stopped
+from lzero_async import AsyncTrainingCoordinator, Bound, Stopped
 from lzero_async.__main__ import main as programs
 from lzero_async.core.trace import read_trace
 from lzero_async.runs.run_files import Span
@@ -394,8 +394,8 @@ def test_traces_of_real_threads_keep_the_rules_whatever_is_rounded(tmp_path: Pat
 
 def test_the_size_of_a_queue_that_drops_is_counted(tmp_path: Path) -> None:
     with VirtualClock() as clock:
-        settings = {"queue_capacity": 3, "staleness_policy": "allow", "clock": clock}
-        with AsyncTrainingCoordinator(4, trace=tmp_path / "trace.json", **settings) as coordinator:
+        bound = Bound(queue_capacity=3, staleness_policy="allow")
+        with AsyncTrainingCoordinator(4, bound=bound, trace=tmp_path / "trace.json", clock=clock) as coordinator:
             coordinator.run(FakeCollector(clock, 1.0), FakeLearner(clock, 5.0), max_train=4, print_statistics=False)
     part = shown(tmp_path / "trace.json", 0.0, 20.0)
     assert {value for _, value in part.bound()} == {4}

@@ -9,7 +9,7 @@ from collections import Counter
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from lzero_async import AsyncTrainingCoordinator, make_backend
+from lzero_async import AsyncTrainingCoordinator, Recovery, make_backend
 from lzero_async.testing.fakes import CollectorRole, LearnerRole
 from lzero_async.types import Batch, StopSignal
 
@@ -114,9 +114,11 @@ class _Run:
         for worker in self.collectors:
             worker.call("collect", weights)  # everybody has a place
         with AsyncTrainingCoordinator(
-            self.degree, num_collectors=len(self.collectors), on_failure="restart", restart_backoff=0.05,
+            self.degree,
+            num_collectors=len(self.collectors),
+            recovery=Recovery(on_failure="restart", restart_backoff=0.05),
             get_weights=lambda: self.learner.call("weights"),
-        ) as coordinator:  # fmt: skip
+        ) as coordinator:
             self.stop = coordinator.shell
             coordinator.run(
                 self.collect, partial(self.train, batches // 3), max_train=batches, on_restart=self.restart,

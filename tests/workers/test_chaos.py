@@ -23,7 +23,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, EvalContext, RunResult, Worker, WorkerDied
+from lzero_async import (
+    AsyncTrainingCoordinator,
+    Batch,
+    CollectContext,
+    EvalContext,
+    Recovery,
+    RunResult,
+    Worker,
+    WorkerDied,
+)
 from lzero_async.testing import CollectorRole, EvaluatorRole, Interrupted, LearnerRole
 from lzero_async.workers.backend import make_backend
 from tests.process_tools import children, ended
@@ -81,9 +90,7 @@ class Training:
                 degree,
                 enable_async_eval=True,
                 num_collectors=collectors,
-                on_failure="restart",
-                max_restarts=max_restarts,
-                restart_backoff=0.001,
+                recovery=Recovery(on_failure="restart", max_restarts=max_restarts, restart_backoff=0.001),
                 get_weights=lambda: self.learner.call("weights"),
             )
             if saved is not None:

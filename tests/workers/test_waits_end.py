@@ -24,7 +24,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lzero_async import AsyncTrainingCoordinator, ConfigError, LzeroAsyncError, Stopped, WorkerDied, make_backend
+from lzero_async import (
+    AsyncTrainingCoordinator,
+    ConfigError,
+    LzeroAsyncError,
+    Recovery,
+    Stopped,
+    WorkerDied,
+    make_backend,
+)
 from lzero_async.testing import ScriptedRole
 from lzero_async.validation import LONGEST, MAX_BACKOFF, backoff, duration, time_limit
 from lzero_async.workers import _channel as wire
@@ -101,7 +109,7 @@ class Given:
             "run",
             lambda value: one.run(lambda c: 1, lambda b: 1, max_seconds=value, max_train=1, handle_signals=False),
         )
-        yield "restart_backoff", lambda value: AsyncTrainingCoordinator(restart_backoff=value)
+        yield "restart_backoff", lambda value: AsyncTrainingCoordinator(recovery=Recovery(restart_backoff=value))
         yield "put", lambda value: self.queue.put(1, timeout=value)
         yield "get", lambda value: self.queue.get(timeout=value)
         yield "ask_again", lambda value: self.ask(value)

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async import AsyncTrainingCoordinator, Bound, Parcel, Recovery, Worker, make_backend
 from lzero_async.runs import checkpoint
 from lzero_async.runs.application import PLACES, ScoredApplication, thread_limit
 from lzero_async.runs.options import device_of
@@ -97,10 +97,10 @@ class Trainer(ScoredApplication):
             options.off_policy_degree,
             options.off_policy_degree > 0,
             num_collectors=rounds_at_once(options),
-            staleness_policy=options.staleness_policy,
-            on_failure="restart",
-            max_restarts=options.max_restarts,
-            restart_backoff=options.restart_backoff,
+            bound=Bound(staleness_policy=options.staleness_policy),
+            recovery=Recovery(
+                on_failure="restart", max_restarts=options.max_restarts, restart_backoff=options.restart_backoff
+            ),
             get_weights=lambda: self.learner.call("weights"),
         )
         self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from easydict import EasyDict
 
-from lzero_async import Parcel, Worker
+from lzero_async import Bound, Parcel, Worker
 from lzero_async.core.weights import WeightStore
 from lzero_async.errors import WorkerError
 from lzero_async.types import BackgroundContext, Batch
@@ -52,7 +52,6 @@ class AsyncTrainer(Trainer):
         batches = queue_batches(options)
         common = {
             "num_collectors": options.num_collectors,
-            "max_train_ahead": options.max_train_ahead,
             "buffer_size": options.real_buffer_size,
             "batch_size": options.collection_batch_size,
         }
@@ -60,16 +59,19 @@ class AsyncTrainer(Trainer):
             degree = options.off_policy_degree
             if degree == AUTOMATIC:
                 degree = max(batches, options.num_collectors)
-            return {**common, "off_policy_degree": degree}
+            return {**common, "off_policy_degree": degree, "bound": Bound(max_train_ahead=options.max_train_ahead)}
         bounded = options.off_policy_degree != AUTOMATIC
         ordered = options.queue_order != "fifo"
         return {
             **common,
             "off_policy_degree": options.off_policy_degree if bounded else batches,
-            "staleness_policy": "drop" if bounded else "allow",
-            "queue_capacity": batches,
-            "queue_order": "priority" if ordered else "fifo",
-            "priority": PRIORITIES[options.queue_order] if ordered else None,
+            "bound": Bound(
+                staleness_policy="drop" if bounded else "allow",
+                max_train_ahead=options.max_train_ahead,
+                queue_capacity=batches,
+                queue_order="priority" if ordered else "fifo",
+                priority=PRIORITIES[options.queue_order] if ordered else None,
+            ),
         }
 
     def _start_learners(self, options: EasyDict, sizes: tuple[int, int]) -> None:

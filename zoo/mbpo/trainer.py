@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async import AsyncTrainingCoordinator, Parcel, Recovery, Worker, make_backend
 from lzero_async.errors import ConfigError, WorkerStuck
 from lzero_async.runs import checkpoint
 from lzero_async.runs.application import PLACES, ScoredApplication, thread_limit
@@ -103,9 +103,9 @@ class Trainer(ScoredApplication):
         self.collectors.ready()
         self._records.prepare()
         self.coordinator = AsyncTrainingCoordinator(
-            on_failure="restart",
-            max_restarts=options.max_restarts,
-            restart_backoff=options.restart_backoff,
+            recovery=Recovery(
+                on_failure="restart", max_restarts=options.max_restarts, restart_backoff=options.restart_backoff
+            ),
             enable_async_eval=options.trainer != "sync",
             get_weights=lambda: self.learner.call("weights"),
             **self._coordination(),

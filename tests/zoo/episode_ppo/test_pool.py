@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel, make_backend
+from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel, Recovery, make_backend
 from lzero_async.errors import ConfigError, WorkerDied
 from lzero_async.types import BackgroundContext, Snapshot
 from lzero_async.workers.calls import CallStop, listen
@@ -90,9 +90,7 @@ def run(kind: str, shares: list[int], trained: list[Any], *, trains: int = 6, co
         degree,
         num_collectors=degree,
         get_weights=lambda: Parcel(WEIGHTS),
-        on_failure="restart",
-        restart_backoff=0.01,
-        max_restarts=max_restarts,
+        recovery=Recovery(on_failure="restart", restart_backoff=0.01, max_restarts=max_restarts),
     ) as coordinator:
         try:
             result = coordinator.run(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from easydict import EasyDict
 
-from lzero_async import AsyncTrainingCoordinator, Parcel, Worker, make_backend
+from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Parcel, Recovery, Worker, make_backend
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.runs import checkpoint
 from lzero_async.runs.application import PLACES, Application, thread_limit
@@ -108,12 +108,11 @@ class PriorZero(Application):
             buffer_size=policy.replay_buffer_size,
             batch_size=steps_per_collect(self.options),
             num_collectors=policy.num_collectors,
-            staleness_policy=policy.staleness_policy,
-            adaptive=policy.adaptive_degree,
-            max_degree=policy.max_degree if policy.adaptive_degree else None,
-            on_failure="restart",
-            max_restarts=policy.max_restarts,
-            restart_backoff=policy.restart_backoff,
+            bound=Bound(staleness_policy=policy.staleness_policy),
+            adaptation=Adaptation(max_degree=policy.max_degree) if policy.adaptive_degree else None,
+            recovery=Recovery(
+                on_failure="restart", max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff
+            ),
             get_weights=lambda: self.learner.call("weights"),
         )
         self._wait_for_roles()
