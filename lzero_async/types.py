@@ -50,11 +50,13 @@ class Batch(NamedTuple):
 
 class EvalContext(NamedTuple):
     """What an evaluation looks at: `snapshot`, frozen also while training goes on, and its version. Without
-    `get_weights` there is no snapshot, and the version is the learner's own."""
+    `get_weights` there is no snapshot, and the version is the learner's own. `repeat` is 1 when a score that reached
+    `eval_target` is to be confirmed: play with other seeds then."""
 
     version: int
     snapshot: Snapshot | None
     stop: StopSignal
+    repeat: int = 0
 
 
 class BackgroundContext(NamedTuple):

@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple, Protocol
 
 from lzero_async.core.gatekeeper import GateShell, MakeWaiter
+from lzero_async.core.stages import is_coroutine_function
 from lzero_async.core.trace import EVALUATOR, TraceWriter
 from lzero_async.errors import ConfigError, GateTimeout, Stopped, tell_refusal
 from lzero_async.threads import LoopRunner, ThreadGroup
@@ -293,6 +294,26 @@ class Scores:
         self.best: EvalResult | None = None
         self.last: EvalResult | None = None
 
+    def confirming(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn`, which evaluates the same weights once more when its score reaches the target; then the mean of both is the
+        score. One lucky evaluation ends no run. Stays a coroutine function if `fn` is one."""
+        target = self._target
+        if target is None:
+            return fn
+        if is_coroutine_function(fn):
+
+            async def awaited(context: EvalContext) -> Any:
+                first = await fn(context)
+                return _mean(first, await fn(context._replace(repeat=1))) if _reaches(first, target) else first
+
+            return awaited
+
+        def called(context: EvalContext) -> Any:
+            first = fn(context)
+            return _mean(first, fn(context._replace(repeat=1))) if _reaches(first, target) else first
+
+        return called
+
     def arrived(self, result: EvalResult) -> bool:
         """Note a result; return whether it reached the target."""
         self._arrived.append(result)
@@ -316,6 +337,17 @@ class Scores:
                 self.best = result
             if self.on_eval is not None:
                 self.on_eval(result)
+
+
+def _reaches(value: Any, target: float) -> bool:
+    score = score_of(value)
+    return score is not None and score >= target
+
+
+def _mean(first: Any, second: Any) -> Any:
+    """The mean of two scores; the second itself if it is none, so that whoever needs a score says so."""
+    one, other = score_of(first), score_of(second)
+    return second if one is None or other is None else (one + other) / 2
 
 
 def score_of(value: Any) -> float | None:

@@ -52,9 +52,10 @@ def run(
 
     eval_every: trains between evaluations (0: none). max_train, max_collect: counts to reach, those before a resume
     included; no collect is started that they leave no use for. max_seconds: of the clock. stop_fn: asked before
-    every train. eval_target: a score that ends the run, from a background evaluation too. on_eval: called with every result,
-    in the learner's thread. after_train: called there after every train and its evaluation, while no train runs: the
-    moment to save a checkpoint. on_restart: called before a failed collector goes on; on_retire: when one is
+    every train. eval_target: a score that ends the run, from a background evaluation too, if a second evaluation of the
+    same weights (its context's `repeat` is 1) confirms it: the mean of both is the result. on_eval: called with every
+    result, in the learner's thread. after_train: called there after every train and its evaluation, while no train runs:
+    the moment to save a checkpoint. on_restart: called before a failed collector goes on; on_retire: when one is
     given up. background: further roles by name, each called again and again in a thread of its own until the run stops
     (from degree 1 on); one that raises is treated as a collector that does, but never retired. on_stop: on Ctrl+C and SIGTERM
     (the first one; a second one interrupts at once) and on stop(), let running collects and evaluations finish, or abandon
@@ -143,7 +144,8 @@ class _Run:
         self.coordinator = coordinator
         self.shell = coordinator.shell
         self.clock = coordinator.clock
-        self.collect_fn, self.train_fn, self.eval_fn = collect_fn, train_fn, eval_fn
+        self.collect_fn, self.train_fn = collect_fn, train_fn
+        self.eval_fn = None if eval_fn is None else scores.confirming(eval_fn)
         self.eval_every, self.max_train, self.max_collect = eval_every, max_train, max_collect
         self.max_seconds = max_seconds
         self.deadline: float | None = None
@@ -492,6 +494,7 @@ class _Run:
         """An evaluation ended, in whatever thread: see whether it ends the run; `on_eval` comes in the learner's."""
         try:
             if result is not None and self.scores.arrived(result):
+                self.coordinator.evaluator.forget_queued(self)  # else it begins before anybody else could say so
                 self._request_stop("eval_target")
         except ConfigError as broken:
             error = broken

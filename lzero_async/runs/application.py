@@ -127,6 +127,7 @@ class Application(ABC):
         self.progress = progress or make_progress(self._watching().plain)
         self.queue = QueueUse(lambda: self.coordinator.queue_seconds())
         self.ended_by: str | None = None
+        self.target_reached = False  # the run ended because its best weights reached the target, twice
         self.kept = KeptWarnings(("lzero_async", type(self).__module__.rpartition(".")[0]))
         self._started = time.monotonic()
         self._began = datetime.now(timezone.utc)
@@ -204,9 +205,11 @@ class Application(ABC):
         self.summarise()  # of a run that goes on, the earlier one tells how that part ended
         try:
             self.progress.watch(self.view)
-            return self.coordinator.run(
+            result = self.coordinator.run(
                 train_fn=self._train, after_train=self._after_train, print_statistics=False, **self._loop()
             )
+            self.target_reached = result.reason == "eval_target"
+            return result
         except Exception as error:
             self._save_after(error)
             raise
@@ -469,9 +472,9 @@ class Application(ABC):
 
 
 class ScoredApplication(Application):
-    """A run whose evaluator answers `evaluate(version, weights, episodes)` with a row of SCORES, `episodes` and `returns`; the
-    best weights are kept. Options: eval_episodes, max_restarts, restart_backoff. `axis` is the count of `_now` over which
-    scalars are drawn."""
+    """A run whose evaluator answers `evaluate(version, weights, episodes, repeat)` with a row of SCORES, `episodes` and
+    `returns`, other ones for another `repeat`; the best weights are kept. Options: eval_episodes, max_restarts,
+    restart_backoff. `axis` is the count of `_now` over which scalars are drawn."""
 
     axis: ClassVar[str]
 
@@ -503,13 +506,13 @@ class ScoredApplication(Application):
     def evaluate(self, context: EvalContext) -> float:
         """Have the evaluator play with the weights of the context; the score is the mean return."""
         assert context.snapshot is not None
-        row = self._evaluate(context.version, context.snapshot.state, context.stop)
+        row = self._evaluate(context.version, context.snapshot.state, context.stop, context.repeat)
         return float(row["mean_return"])
 
-    def _evaluate(self, version: int, weights: Any, stop: StopSignal) -> dict[str, Any]:
+    def _evaluate(self, version: int, weights: Any, stop: StopSignal, repeat: int = 0) -> dict[str, Any]:
         options = self.options
         row: dict[str, Any] = self._ask_evaluator(
-            version, weights, options.eval_episodes, stop=stop, max_restarts=options.max_restarts,
+            version, weights, options.eval_episodes, repeat, stop=stop, max_restarts=options.max_restarts,
             restart_backoff=options.restart_backoff,
         )  # fmt: skip
         row |= {**self._at.get(version, self._now()), "seconds_at": self._seconds_now()}
@@ -534,7 +537,8 @@ class ScoredApplication(Application):
             return None
         version, weights = self.coordinator.shell.gate.version, self.learner.call("weights")
         row = self._evaluate(version, weights, CallStop())
-        self._keep_best(row["mean_return"], version, weights)
+        if not self.target_reached:  # the best weights are confirmed then, which a single evaluation does not outdo
+            self._keep_best(row["mean_return"], version, weights)
         self.save()  # the last weights may be the best
         return row
 

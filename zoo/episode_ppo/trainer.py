@@ -182,8 +182,8 @@ class Trainer(ScoredApplication):
         self._records.scalars(values, self.counters["episodes"])
         self._records.train({"train": version, **values})
 
-    def _evaluate(self, version: int, weights: Any, stop: StopSignal) -> dict[str, Any]:
-        row = super()._evaluate(version, weights, stop)
+    def _evaluate(self, version: int, weights: Any, stop: StopSignal, repeat: int = 0) -> dict[str, Any]:
+        row = super()._evaluate(version, weights, stop, repeat)
         with self._eval_counting:
             self.eval_failures["left_out"] += row["left_out"]
         return row

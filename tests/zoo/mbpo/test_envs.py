@@ -470,16 +470,17 @@ def test_an_evaluation_is_deterministic_and_begins_anew_each_time() -> None:
     first, again = role.evaluate(1, weights, 3), role.evaluate(1, weights, 3)
     assert first["returns"] == again["returns"]
     assert first["returns"] != role.evaluate(2, weights, 3)["returns"]
+    assert first["returns"] != role.evaluate(1, weights, 3, 1)["returns"]  # one that confirms plays other episodes
 
 
 def test_an_evaluation_gives_up_when_interrupted_but_not_at_the_runs_own_end(monkeypatch: pytest.MonkeyPatch) -> None:
     role, weights = evaluator(COUNTING, 2, None, 0.0, 0, ignore), Parcel(actor_weights(4, 2))
     stop = CallStop()
     stop.set("max_train")
-    assert role.evaluate(0, weights, 2, stop)["episodes"] == 2
+    assert role.evaluate(0, weights, 2, stop=stop)["episodes"] == 2
     stop.set("SIGINT")
     with pytest.raises(Stopped):
-        role.evaluate(0, weights, 2, stop)
+        role.evaluate(0, weights, 2, stop=stop)
     monkeypatch.setattr(collecting, "MAX_EVAL_STEPS", 50)
     endless = evaluator("tests.zoo.mbpo.gym_envs:Endless-v0", 2, None, 0.0, 0, ignore)
     with pytest.raises(LzeroAsyncError, match="time limit"):

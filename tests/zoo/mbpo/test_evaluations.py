@@ -50,6 +50,21 @@ def test_the_final_evaluation_may_be_the_best(
     assert all(same) if best == 6 else not all(same)
 
 
+def test_a_target_is_confirmed_and_the_confirmed_weights_stay_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 2 is lucky (100, then 20), version 4 is confirmed (80, then 90), and a lucky final evaluation (200) is not."""
+    scores = iter([100, 20, 80, 90, 200])
+    versions = give_returns(monkeypatch, lambda version: next(scores))
+    assert main(arguments(tmp_path / "run", "sync", eval_every=2, target_return=75, max_steps=10**6)) == 0
+    results = results_of(tmp_path / "run")
+    assert results["ended_by"] == "target_return"
+    assert versions == [2, 2, 4, 4, 4]
+    assert [row["mean_return"] for row in results["evaluations"]] == [100, 20, 80, 90, 200]
+    assert results["best"] == {"return": 85.0, "version": 4}
+    assert checkpoint.load(tmp_path / "run" / "ckpt" / "best.safetensors", KIND)["best"] == results["best"]
+
+
 def test_rows_say_how_far_the_run_was_at_their_version(tmp_path: Path) -> None:
     trainer = make(tmp_path, "batch", eval_every=3)
     call, answered = trainer.evaluator.call, []

@@ -301,8 +301,12 @@ def test_a_background_evaluation_ends_the_run_and_saves_its_weights(llm: str, tm
     results = json.loads((folder / "results.json").read_text())
     assert results["ended_by"] == "target_score"
     assert results["best_evaluation"]["score"] > 0
-    means = {row["version"]: row["mean"] for row in results["evaluations"] if row["mode"] == "prior"}
-    assert means[results["best_evaluation"]["version"]] == results["best_evaluation"]["score"] == max(means.values())
+    means: dict[int, list[float]] = {}
+    for row in results["evaluations"]:
+        if row["mode"] == "prior":
+            means.setdefault(row["version"], []).append(row["mean"])
+    confirmed = means[results["best_evaluation"]["version"]]
+    assert len(confirmed) == 2 and sum(confirmed) / 2 == results["best_evaluation"]["score"] >= 0.001
     best = checkpoint.load(folder / "ckpt" / "best.safetensors", CHECKPOINT)
     assert best["best"] == results["best_evaluation"]
     assert "weights" in best

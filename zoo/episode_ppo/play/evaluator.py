@@ -21,6 +21,7 @@ from zoo.episode_ppo.play.player import BAD_DATA, MAX_STEPS, STEP_TIMEOUT, TRIES
 from zoo.episode_ppo.play.policy import NumpyPolicy
 
 SEED_OFFSET = 2**31  # the seeds of evaluations are not those of any run's training
+REPEAT_OFFSET = 2**31  # versions: no run has so many
 MAX_EVAL_STEPS = 100_000  # of an episode
 log = logging.getLogger(__name__)
 
@@ -55,15 +56,16 @@ class EvaluatorRole:
         version: int,
         weights: Parcel,
         episodes: int,
+        repeat: int = 0,
         hung: Mapping[int, int] | None = None,
         stop: StopSignal | None = None,
     ) -> dict[str, Any]:
-        """Play so many new episodes; returns their statistics. One that fails is played once more with another seed, and then
-        left out; `hung` says how often an episode has hung before. An episode without an end raises ConfigError, and an
-        evaluation without one that could be played LzeroAsyncError."""
+        """Play so many new episodes, others for another `repeat`; returns their statistics. One that fails is played once
+        more with another seed, and then left out; `hung` says how often an episode has hung before. An
+        episode without an end raises ConfigError, and an evaluation without one that could be played LzeroAsyncError."""
         begun = time.monotonic()
         policy = NumpyPolicy(weights.read())
-        first = version * episodes
+        first = (version + repeat * REPEAT_OFFSET) * episodes
 
         def play(place: int) -> list[tuple[float, int] | Failure]:
             found: list[tuple[float, int] | Failure] = []

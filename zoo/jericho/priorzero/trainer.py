@@ -269,16 +269,20 @@ class PriorZero(Application):
         one's mean."""
         assert context.snapshot is not None
         modes = tuple(self.options.run_config.eval_modes)
-        rows = self._evaluate(modes, context.version, context.snapshot.state, context.stop)
+        modes = modes[:1] if context.repeat else modes  # only the score is to be confirmed
+        rows = self._evaluate(modes, context.version, context.snapshot.state, context.stop, context.repeat)
         return float(rows[0]["mean"])
 
-    def _evaluate(self, modes: tuple[str, ...], version: int, weights: Any, stop: StopSignal) -> list[dict[str, Any]]:
+    def _evaluate(
+        self, modes: tuple[str, ...], version: int, weights: Any, stop: StopSignal, repeat: int = 0
+    ) -> list[dict[str, Any]]:
         """Rows of the evaluation table; an evaluator that fails is made anew and asked again."""
         policy = self.options.policy_config
         rows: list[dict[str, Any]]
         rows, statistics = self._ask_evaluator(
-            modes, version, weights, stop=stop, max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff
-        )
+            modes, version, weights, repeat, stop=stop, max_restarts=policy.max_restarts,
+            restart_backoff=policy.restart_backoff,
+        )  # fmt: skip
         assert self.evaluator is not None
         self._report_reuse(self.evaluator, statistics)
         for row in rows:

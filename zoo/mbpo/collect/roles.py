@@ -243,8 +243,10 @@ class EvaluatorRole(_PlayingRole):
         super().__init__("evaluator", make_envs, emit, playing, step_timeout)
         self.seed = seed
 
-    def evaluate(self, version: int, weights: Parcel, episodes: int, stop: StopSignal | None = None) -> dict[str, Any]:
-        """Returns and lengths of `episodes` new episodes: mean, min and max, and `returns` itself.
+    def evaluate(
+        self, version: int, weights: Parcel, episodes: int, repeat: int = 0, stop: StopSignal | None = None
+    ) -> dict[str, Any]:
+        """Returns and lengths of `episodes` new episodes, others for another `repeat`: mean, min and max, and `returns` itself.
 
         Each environment plays its share, so that short episodes count no more often than long ones. Raises Stopped when
         the run is interrupted. A bad episode is played again with a new seed.
@@ -252,7 +254,7 @@ class EvaluatorRole(_PlayingRole):
         begun = time.monotonic()
         whole_number("episodes", episodes, 1)
         self._load(version, weights)
-        stream = [self.seed, EVAL_STREAM, version]
+        stream = [self.seed, EVAL_STREAM, version, *([repeat] if repeat else [])]
         with self._until(stop, interrupted):
             returns, lengths = self._play(episodes, stream, stop)
         return {

@@ -137,21 +137,21 @@ class EvaluatorRole(_PlayingRole):
         super().__init__(parts, parts.options.env_config.evaluator_env_num, device, emit, asynchronous=asynchronous)
 
     def evaluate(
-        self, modes: tuple[str, ...], version: int, weights: Parcel, stop: StopSignal
+        self, modes: tuple[str, ...], version: int, weights: Parcel, repeat: int, stop: StopSignal
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """A row of the evaluation table for each mode, and the role's statistics."""
+        """A row of the evaluation table for each mode, with other seeds for another `repeat`, and the role's statistics."""
         self.load(version, weights)
         rows = []
         for mode in modes:
-            rows.append(self._play(mode, version, lambda: interrupted(stop)))
+            rows.append(self._play(mode, version, repeat, lambda: interrupted(stop)))
             if interrupted(stop):  # half an evaluation is none; one that is due at a run's own end is finished
                 raise stopped(stop)
         return rows, self.statistics()
 
-    def _play(self, mode: str, version: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    def _play(self, mode: str, version: int, repeat: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
         policy, run = self.parts.options.policy_config, self.parts.options.run_config
         style = Style(mode=mode, num_simulations=policy.num_simulations, temperature=run.eval_temperature)
-        rng = np.random.default_rng([run.seed, EVAL_STREAM, version])
+        rng = np.random.default_rng([run.seed, EVAL_STREAM, version, *([repeat] if repeat else [])])
         played = self.player.play(run.eval_episodes, rng, style, on_step=self.told, should_stop=should_stop)
         return {
             "mode": mode,
