@@ -31,7 +31,7 @@ setup(
         "lzero_async": ["py.typed"],
         "zoo.episode_ppo": ["*.sh"],
         "zoo.mbpo": ["*.sh"],
-        "zoo.jericho.priorzero": ["games/*.z5", "games/*.inf", "games/*.txt", "games/*.json", "games/*.md"],
+        "zoo.jericho.priorzero": ["*.lock.txt", "games/*.z5", "games/*.inf", "games/*.txt", "games/*.json", "games/*.md"],
     },
     cmdclass={"build_py": BuildPy},
     entry_points={
@@ -43,7 +43,8 @@ setup(
         ],
     },
     extras_require={
-        # LightZero has wheels for Python 3.10 and 3.11 only. The tested set is requirements/stack.lock.txt.
+        # LightZero has wheels for Python 3.10 and 3.11 only, and pip cannot resolve its stack: `lzero-async setup priorzero`
+        # installs the tested set, requirements/stack.lock.txt, which the wheel carries.
         "priorzero": [
             "LightZero==0.2.0; python_version < '3.12'",
             "DI-engine==0.5.3; python_version < '3.12'",

@@ -74,8 +74,10 @@ def _constraints(lock: str, upgrade: bool) -> list[str]:
 def _write(lock: str, pins: dict[str, str]) -> None:
     path = HERE / f"{lock}.lock.txt"
     version = ".".join(map(str, sys.version_info[:2]))
-    header = f"# Made by `make lock` from {lock}.in for Python {version}; install with --no-deps.\n"
-    path.write_text(header + "".join(f"{pins[name]}\n" for name in sorted(pins)))
+    header = [f"# Made by `make lock` from {lock}.in; install with --no-deps.", f"# python: {version}"]
+    present = path.read_text().splitlines() if path.exists() else []
+    header += [line for line in present if line.startswith("# size:")]  # measured by hand
+    path.write_text("".join(f"{line}\n" for line in [*header, *(pins[name] for name in sorted(pins))]))
     print(f"wrote {path.name}: {len(pins)} pins", flush=True)
 
 

@@ -26,12 +26,14 @@ class Command:
 @dataclass(frozen=True)
 class ApplicationEntry:
     """What an application's entry point names. `train` is `module:function`, as a command's `main` is; `commands` are further
-    commands of its own, `lzero-async NAME ...`. Keep the module that defines it free of heavy imports."""
+    commands of its own, `lzero-async NAME ...`; `lock`, `package:file`, is what `lzero-async setup` installs. Keep the module
+    that defines it free of heavy imports."""
 
     name: str
     help: str
     train: str
     commands: Mapping[str, Command] = field(default_factory=dict)
+    lock: str = ""
 
 
 def installed() -> dict[str, metadata.EntryPoint]:

@@ -1,1 +1,1 @@
-"""Programs that look at runs: report, timeline, advise, compare."""
+"""Programs around runs: report, timeline, advise, compare look at them; setup installs what they need."""

@@ -142,7 +142,7 @@ def test_both_zoo_packages_installed(wheel: Path, tmp_path: Path) -> None:
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if entry.name == "zoo":
             shutil.copytree(entry, target / "zoo", ignore=shutil.ignore_patterns("__pycache__"))
-        elif entry.suffix != ".pth":
+        elif entry.suffix != ".pth" and not entry.name.startswith("lzero_async"):
             (target / entry.name).symlink_to(entry)
     subprocess.run(
         [
@@ -165,6 +165,85 @@ def test_both_zoo_packages_installed(wheel: Path, tmp_path: Path) -> None:
     assert (target / "zoo" / "__init__.py").read_bytes() == (
         Path(sysconfig.get_path("purelib")) / "zoo" / "__init__.py"
     ).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of a fresh environment that has our wheel and nothing else."""
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    venv.create(folder, with_pip=True)
+    pip_install(folder / "bin", wheel)
+    return folder / "bin"
+
+
+def pip_install(scripts: Path, *wheels: Path) -> None:
+    words = ["install", "--quiet", "--no-deps", "--no-index", *map(str, wheels)]
+    subprocess.run([scripts / "python", "-m", "pip", *words], check=True)
+
+
+def tiny_wheel(folder: Path, name: str, files: dict[str, str]) -> Path:
+    """A wheel of these files, beside its metadata."""
+    info = f"{name}-1.0.dist-info"
+    metadata_files = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    every = {**files, **metadata_files}
+    record = "".join(f"{path},,{len(text)}\n" for path, text in every.items())
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in {**every, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+            archive.writestr(file, text)
+    return path
+
+
+def setup_command(scripts: Path, *words: str, links: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`lzero-async setup` without an index, outside of the checkout."""
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": str(links or "")}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHONPATH"))}
+    return subprocess.run(
+        [scripts / "lzero-async", "setup", *words], cwd=scripts.parent, env={**environment, **offline},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_setup_says_what_the_wheels_own_lock_would_install(fresh: Path) -> None:
+    done = setup_command(fresh, "priorzero", "--dry_run")
+    assert done.returncode == 0, done.stderr
+    wanted = pins("stack")
+    assert f"priorzero needs {len(wanted)} packages; {len(wanted)} are missing here." in done.stdout
+    assert "size         about 2 GB" in done.stdout
+    for name, version in wanted.items():
+        assert f"{name}=={version}" in done.stdout
+    assert not any((fresh.parent / "lib").glob("python*/site-packages/torch*"))
+
+
+def test_setup_installs_the_lock_of_any_application(fresh: Path, tmp_path: Path) -> None:
+    """From wheels: an application that this repository does not know, whose lock pins one package."""
+    part = tiny_wheel(tmp_path, "tinypart", {"tinypart.py": "x = 1\n"})
+    entry = (
+        "from lzero_async.runs.applications import ApplicationEntry\n"
+        "APPLICATION = ApplicationEntry('tinyapp', 'tiny', 'tinyapp:main', lock='tinyapp:tiny.lock.txt')\n"
+    )
+    running = ".".join(map(str, sys.version_info[:2]))
+    files = {
+        "tinyapp/__init__.py": entry,
+        "tinyapp/tiny.lock.txt": f"# python: {running}\ntinypart==1.0\n",
+        "tinyapp-1.0.dist-info/entry_points.txt": "[lzero_async.applications]\ntinyapp = tinyapp:APPLICATION\n",
+    }
+    pip_install(fresh, tiny_wheel(tmp_path, "tinyapp", files))
+    assert setup_command(fresh, "tinyapp").returncode == 1, "there is nowhere to find it"
+    done = setup_command(fresh, "tinyapp", links=part.parent)
+    assert done.returncode == 0, done.stderr
+    assert "tinyapp needs 1 packages; 1 are missing here." in done.stdout
+    installed = Path(
+        python("import tinypart; print(tinypart.__file__)", tmp_path, executable=str(fresh / "python")).strip()
+    )
+    assert installed.is_relative_to(fresh.parent)
+    installed.write_text("")  # as after an interruption
+    assert setup_command(fresh, "tinyapp", links=part.parent).returncode == 0
+    assert installed.read_text() == "x = 1\n"
+    assert "All 1 packages of tinyapp are complete" in setup_command(fresh, "tinyapp").stdout
 
 
 def test_the_checks_run_from_their_own_folder_and_from_the_root() -> None:

@@ -8,4 +8,5 @@ APPLICATION = ApplicationEntry(
     name="priorzero",
     help="PriorZero: UniZero with a language model's prior, on text games",
     train="zoo.jericho.priorzero.priorzero_entry:main",
+    lock="zoo.jericho.priorzero:stack.lock.txt",
 )
