@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import BadData, ConfigError, StepOverdue
 from lzero_async.runs.soundness import check_finite, check_like
@@ -56,14 +57,14 @@ class FlatEnv:
         self._flatten = _flattener(env.observation_space)
         self._translate = _translator(env.action_space)
 
-    def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, seed: int | None = None) -> tuple[NDArray[Any], dict[str, Any]]:
         """Begin an episode: its first observation [O], an array of its own, and the environment's information."""
         found = self.env.reset(seed=seed)
         if not isinstance(found, tuple) or len(found) != 2:
             raise ConfigError(f"reset of env {self.name!r} gives no pair (observation, information); {API}.")
         return self._flat(found[0]), found[1]
 
-    def _flat(self, obs: Any) -> np.ndarray:
+    def _flat(self, obs: Any) -> NDArray[Any]:
         if self._shape is not None:
             check_like("the observation", obs, self._shape, "fiub", self._where)
         try:
@@ -83,7 +84,7 @@ class FlatEnv:
             check_finite("the reward", math.nan if math.isnan(value) else math.copysign(math.inf, value), self._where)
         return value
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Observation [O], reward, terminated, truncated and information after an action as the policy drew it."""
         found = self.env.step(self._translate(action))
         if not isinstance(found, tuple) or len(found) != 5:
@@ -250,7 +251,7 @@ def _shape(space: Any) -> tuple[int, ...] | None:
     return tuple(space.shape) if isinstance(space, Box) else None
 
 
-def _flattener(space: Any) -> Callable[[Any], np.ndarray]:
+def _flattener(space: Any) -> Callable[[Any], NDArray[Any]]:
     """From an observation to a new vector; `np.array` copies, because environments may write into theirs again."""
     from gymnasium.spaces import Box, flatten
 
@@ -272,7 +273,7 @@ def _translator(space: Any) -> Callable[[Any], Any]:
     half[finite] = (high[finite] - low[finite]) / 2
     middle[finite] = (high[finite] + low[finite]) / 2
 
-    def scaled(action: np.ndarray) -> np.ndarray:
+    def scaled(action: NDArray[Any]) -> NDArray[Any]:
         inside = np.minimum(np.maximum(action * half + middle, low), high)
         return inside.reshape(space.shape).astype(space.dtype)
 

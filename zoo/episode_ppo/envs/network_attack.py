@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError, LzeroAsyncError
 from lzero_async.validation import whole_number
@@ -95,7 +96,7 @@ def _with_chance(action: Any, chance: float) -> Any:
     return changed
 
 
-def _value_scale(hosts: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def _value_scale(hosts: NDArray[Any], shape: tuple[int, int]) -> NDArray[Any]:
     """What to multiply a flat observation with; `hosts` [H, F] has the values of all of them."""
     columns = [HostVector._value_idx, HostVector._discovery_value_idx]
     scale = np.ones(shape, dtype=np.float32)

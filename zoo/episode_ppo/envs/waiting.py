@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zoo.episode_ppo.envs.factories import FlatEnv, make_env
 
@@ -23,12 +24,12 @@ class WaitingEnv(FlatEnv):
         self._log_mean, self._sigma = math.log(seconds) - sigma * sigma / 2, sigma
         self._rng = np.random.default_rng(WAIT_STREAM)
 
-    def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, seed: int | None = None) -> tuple[NDArray[Any], dict[str, Any]]:
         if seed is not None:
             self._rng = np.random.default_rng([seed, WAIT_STREAM])
         return super().reset(seed)
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         time.sleep(math.exp(self._log_mean + self._sigma * self._rng.standard_normal()))
         return super().step(action)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 
 def gae(
-    reward: np.ndarray,
-    value: np.ndarray,
-    last_value: np.ndarray,
-    length: np.ndarray,
+    reward: NDArray[Any],
+    value: NDArray[Any],
+    last_value: NDArray[Any],
+    length: NDArray[Any],
     discount: float,
     gae_lambda: float,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Advantages [S] float64 of the steps of E episodes that lie one after the other, `length` [E] steps each.
 
     `reward` and `value` are [S]; `last_value` [E] is the value after the last step: 0 where the episode terminated.

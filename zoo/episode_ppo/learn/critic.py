@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lzero_async.runs.soundness import check_finite
@@ -30,16 +31,16 @@ class Critic:
         return self.network(obs).squeeze(1)
 
     @torch.no_grad()
-    def values(self, obs: Tensor) -> np.ndarray:
+    def values(self, obs: Tensor) -> NDArray[Any]:
         """Values [N] float64 in the units of the rewards."""
         return self.scaled(obs).cpu().numpy().astype(np.float64) * self.std + self.mean
 
-    def scale(self, returns: np.ndarray) -> np.ndarray:
+    def scale(self, returns: NDArray[Any]) -> NDArray[Any]:
         """These returns in the units of `scaled`."""
         return (returns - self.mean) / self.std
 
     @torch.no_grad()
-    def follow(self, returns: np.ndarray) -> None:
+    def follow(self, returns: NDArray[Any]) -> None:
         """Move `mean` and `std` toward those of `returns`; the values of all observations stay what they are.
 
         Only the first time they move along: an untrained critic then starts at the mean instead of far from all returns.

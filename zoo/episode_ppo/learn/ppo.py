@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lzero_async.errors import BadData, ConfigError, LzeroAsyncError
@@ -108,7 +109,7 @@ class PPO:
         self.batches = 0  # calls of update
 
     def update(
-        self, episodes: Sequence[Episode] | Mapping[str, np.ndarray], learning_rate_scale: float = 1.0
+        self, episodes: Sequence[Episode] | Mapping[str, NDArray[Any]], learning_rate_scale: float = 1.0
     ) -> dict[str, float]:
         """Train `epochs` times on all steps of the episodes, given as such or packed; `learning_rate_scale` is for decay.
 
@@ -156,7 +157,7 @@ class PPO:
             raise bad
         self.why_bad = str(bad)
 
-    def _rows(self, record: Mapping[str, np.ndarray]) -> tuple[Rows, float]:
+    def _rows(self, record: Mapping[str, NDArray[Any]]) -> tuple[Rows, float]:
         """The batch as tensors, with advantages and targets; and how much of the returns' variance the values explain."""
         count = len(record["reward"])
         obs = torch.tensor(np.concatenate([record["obs"], record["last_obs"]]), device=self._device)
@@ -175,7 +176,7 @@ class PPO:
         )
         return Rows(obs[:count], *tensors), explained
 
-    def _check_batch(self, record: Mapping[str, np.ndarray]) -> None:
+    def _check_batch(self, record: Mapping[str, NDArray[Any]]) -> None:
         if not record:
             raise ConfigError("there are no episodes to train on; give at least one.")
         check_record(record)
@@ -239,7 +240,7 @@ class PPO:
         logs = torch.log_softmax(output, 1)
         return logs.gather(1, action[:, None]).squeeze(1), -(logs.exp() * logs).sum(1).mean()
 
-    def weights(self) -> dict[str, np.ndarray]:
+    def weights(self) -> dict[str, NDArray[Any]]:
         """A copy of the actor's weights under the names that `NumpyPolicy` reads."""
         return {name: tensor.numpy() for name, tensor in copies_of(self._policy()).items()}
 
@@ -285,7 +286,7 @@ def _checked(spaces: Spaces) -> Spaces:
     return spaces
 
 
-def _check_finite(name: str, values: np.ndarray, owners: np.ndarray, record: Mapping[str, np.ndarray]) -> None:
+def _check_finite(name: str, values: NDArray[Any], owners: NDArray[Any], record: Mapping[str, NDArray[Any]]) -> None:
     """LzeroAsyncError, with the episode that it belongs to (`owners`), if a row is not finite."""
     finite = np.isfinite(values).reshape(len(values), -1).all(1)
     if not finite.all():

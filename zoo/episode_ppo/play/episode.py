@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 
@@ -15,11 +16,11 @@ PER_STEP = ("obs", "action", "log_prob", "reward")
 class Episode(NamedTuple):
     """An episode of T steps, all played with the policy of one `version`. `len()` is the tuple's; `length` is T."""
 
-    obs: np.ndarray  # [T, O] float32; what each action was chosen on
-    action: np.ndarray  # [T] int64, or [T, A] float32 as the policy drew it, before any scaling to the environment
-    log_prob: np.ndarray  # [T] float32; logarithm of the action's probability (density) when it was drawn
-    reward: np.ndarray  # [T] float32
-    last_obs: np.ndarray  # [O] float32; after the last step
+    obs: NDArray[Any]  # [T, O] float32; what each action was chosen on
+    action: NDArray[Any]  # [T] int64, or [T, A] float32 as the policy drew it, before any scaling to the environment
+    log_prob: NDArray[Any]  # [T] float32; logarithm of the action's probability (density) when it was drawn
+    reward: NDArray[Any]  # [T] float32
+    last_obs: NDArray[Any]  # [O] float32; after the last step
     terminated: bool  # ended in a terminal state
     truncated: bool  # ended by a time limit, or cut
     version: int  # of the policy, the same from the first step to the last
@@ -54,9 +55,9 @@ class Recording:
 
     def __init__(self, number: int, version: int, worker: int) -> None:
         self.number, self.version, self.worker = number, version, worker
-        self._steps: list[tuple[np.ndarray, Any, float, float]] = []
+        self._steps: list[tuple[NDArray[Any], Any, float, float]] = []
 
-    def add(self, obs: np.ndarray, action: Any, log_prob: float, reward: float) -> None:
+    def add(self, obs: NDArray[Any], action: Any, log_prob: float, reward: float) -> None:
         """One step: `action` was drawn on `obs` and got `reward`. The arrays are kept, not copied."""
         self._steps.append((obs, action, log_prob, reward))
 
@@ -65,7 +66,7 @@ class Recording:
         """Steps so far."""
         return len(self._steps)
 
-    def finish(self, last_obs: np.ndarray, terminated: bool, truncated: bool, seconds: float) -> Episode:
+    def finish(self, last_obs: NDArray[Any], terminated: bool, truncated: bool, seconds: float) -> Episode:
         """The episode; without a single step, or with neither end, it raises ConfigError."""
         if not self._steps:
             raise ConfigError(f"episode {self.number} has no steps; an episode needs at least one.")
@@ -112,7 +113,7 @@ def check(episode: Episode) -> None:
         )
 
 
-def pack(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
+def pack(episodes: Sequence[Episode]) -> dict[str, NDArray[Any]]:
     """The episodes in their order as flat arrays, all copied: the steps one after the other, and `length` [E].
 
     No episodes give no arrays. Episodes of unequal kinds raise ConfigError.
@@ -132,7 +133,7 @@ def pack(episodes: Sequence[Episode]) -> dict[str, np.ndarray]:
     return record
 
 
-def unpack(record: Mapping[str, np.ndarray]) -> list[Episode]:
+def unpack(record: Mapping[str, NDArray[Any]]) -> list[Episode]:
     """The inverse of `pack`; the episodes' arrays are views of the record's. Missing or unequal arrays raise ConfigError."""
     if not record:
         return []
@@ -143,7 +144,7 @@ def unpack(record: Mapping[str, np.ndarray]) -> list[Episode]:
     return [Episode(*fields) for fields in zip(*parts, *single, strict=True)]
 
 
-def check_record(record: Mapping[str, np.ndarray]) -> None:
+def check_record(record: Mapping[str, NDArray[Any]]) -> None:
     """Raise ConfigError unless the record holds the arrays that `pack` makes, of fitting lengths."""
     wanted = {*PER_STEP, *PER_EPISODE, "length"}
     if set(record) != wanted:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import BadData, ConfigError
 from lzero_async.runs.soundness import first_bad
@@ -43,7 +44,7 @@ class NumpyPolicy:
             self._std = np.exp(log_std)
             self._log_scale = -float(log_std.sum(dtype=np.float64)) - log_std.size * HALF_LOG_2PI
 
-    def act(self, obs: np.ndarray, rng: np.random.Generator) -> tuple[Any, Any]:
+    def act(self, obs: NDArray[Any], rng: np.random.Generator) -> tuple[Any, Any]:
         """An action drawn with `rng` for obs [O] (an int, or [A] float32), and its log-probability as a float.
 
         For obs [N, O]: actions [N] int64 or [N, A] float32, and log-probabilities [N] float32.
@@ -53,7 +54,7 @@ class NumpyPolicy:
             return self._draw_gaussian(output, rng)
         return self._draw_category(output, rng) if output.ndim == 1 else self._draw_categories(output, rng)
 
-    def greedy(self, obs: np.ndarray) -> Any:
+    def greedy(self, obs: NDArray[Any]) -> Any:
         """The most likely action for obs [O], or actions for obs [N, O]; of the same types as those of `act`."""
         output = self._forward(obs)
         if self.kind == "box":
@@ -63,7 +64,7 @@ class NumpyPolicy:
             return int(output.argmax())
         return output.argmax(1)
 
-    def _forward(self, obs: np.ndarray) -> np.ndarray:
+    def _forward(self, obs: NDArray[Any]) -> NDArray[Any]:
         """Logits or means; those of a single row are valid until the next call."""
         value = np.asarray(obs, dtype=np.float32)
         last = len(self._layers) - 1
@@ -74,7 +75,7 @@ class NumpyPolicy:
                 np.tanh(value, value)
         return value
 
-    def _draw_category(self, logits: np.ndarray, rng: np.random.Generator) -> tuple[int, float]:
+    def _draw_category(self, logits: NDArray[Any], rng: np.random.Generator) -> tuple[int, float]:
         """By the inverse of the summed probabilities, which needs one random number."""
         logits -= logits.max()
         sums = np.exp(logits).cumsum(dtype=np.float64)
@@ -84,7 +85,7 @@ class NumpyPolicy:
         action = int(sums.searchsorted(rng.random() * total, "right"))
         return action, float(logits[action]) - math.log(total)
 
-    def _draw_categories(self, logits: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _draw_categories(self, logits: NDArray[Any], rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
         logits -= logits.max(1, keepdims=True)
         sums = np.exp(logits).cumsum(1, dtype=np.float64)
         chosen = rng.random(len(logits)) * sums[:, -1]
@@ -92,7 +93,7 @@ class NumpyPolicy:
         log_prob = logits[np.arange(len(logits)), action] - np.log(sums[:, -1])
         return action, log_prob.astype(np.float32)
 
-    def _draw_gaussian(self, mean: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Any]:
+    def _draw_gaussian(self, mean: NDArray[Any], rng: np.random.Generator) -> tuple[NDArray[Any], Any]:
         noise = rng.standard_normal(mean.shape, dtype=np.float32)
         action = noise * self._std
         action += mean

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 
@@ -26,7 +27,7 @@ class NumpyActor:
             )
         self._layers = [(self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]) for name in names]
         self.action_size = self._layers[-1][0].shape[1] // 2
-        self._scratch: dict[int, list[np.ndarray]] = {}
+        self._scratch: dict[int, list[NDArray[Any]]] = {}
 
     def load(self, weights: Mapping[str, Any]) -> None:
         """Copy new weights of the same names and shapes into place."""
@@ -39,7 +40,7 @@ class NumpyActor:
                 raise ConfigError(f"the actor's {name} has the shape {array.shape}; it must be {own.shape}.")
             own[...] = array
 
-    def act(self, obs: np.ndarray, rng: np.random.Generator, deterministic: bool = False) -> np.ndarray:
+    def act(self, obs: NDArray[Any], rng: np.random.Generator, deterministic: bool = False) -> NDArray[Any]:
         """Actions [N, A] in [-1, 1] for observations [N, O], drawn with `rng` or, `deterministic`, the mode."""
         mean, log_std = self.distribution(obs)
         if deterministic:
@@ -49,7 +50,7 @@ class NumpyActor:
         noise += mean
         return np.tanh(noise, out=noise)
 
-    def distribution(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def distribution(self, obs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Mean and log standard deviation [N, A] before the tanh; the mean is valid until the next call."""
         value = np.asarray(obs, dtype=np.float32)
         scratch = self._arrays(len(value))
@@ -62,7 +63,7 @@ class NumpyActor:
         log_std += 0.5 * (LOG_STD_HIGH + LOG_STD_LOW)
         return value[:, : self.action_size], log_std
 
-    def _arrays(self, rows: int) -> list[np.ndarray]:
+    def _arrays(self, rows: int) -> list[NDArray[Any]]:
         if rows not in self._scratch:
             if len(self._scratch) >= KEPT_SIZES:
                 self._scratch.clear()

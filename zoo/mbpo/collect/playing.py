@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zoo.mbpo.collect.actor import NumpyActor
 from zoo.mbpo.collect.recycling import RecycledRows
@@ -34,7 +35,7 @@ class Playing(Protocol):
     def flags(self, count: int) -> Any:
         """Room for `count` truth values, all true."""
 
-    def on_cpu(self, value: Any) -> np.ndarray:
+    def on_cpu(self, value: Any) -> NDArray[Any]:
         """The value as a numpy array."""
 
 
@@ -55,18 +56,18 @@ class NumpyPlaying:
     def random(self, stream: Sequence[int]) -> np.random.Generator:
         return np.random.default_rng(stream)
 
-    def act(self, obs: np.ndarray, random: np.random.Generator, deterministic: bool = False) -> np.ndarray:
+    def act(self, obs: NDArray[Any], random: np.random.Generator, deterministic: bool = False) -> NDArray[Any]:
         assert self._actor is not None, "load the weights first"
         return self._actor.act(obs, random, deterministic)
 
-    def explore(self, random: np.random.Generator) -> np.ndarray:
+    def explore(self, random: np.random.Generator) -> NDArray[Any]:
         return random.random(self._shape, dtype=np.float32) * 2 - 1
 
     def rows(self, count: int) -> Transitions:
         return self._rows.take(count)
 
-    def flags(self, count: int) -> np.ndarray:
+    def flags(self, count: int) -> NDArray[Any]:
         return np.ones(count, dtype=bool)
 
-    def on_cpu(self, value: np.ndarray) -> np.ndarray:
+    def on_cpu(self, value: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(value)

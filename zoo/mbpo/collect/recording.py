@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zoo.mbpo.collect.playing import Playing
 from zoo.mbpo.envs.vectorised import Step
@@ -57,7 +58,7 @@ class Record:
     def _flags(self, known: Any) -> Any:
         return self._playing.flags(len(self._ended)) if known is None else known
 
-    def rewards_and_ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def rewards_and_ends(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
         """Rewards, ends and, if there are any, bad ends of episodes [T, N] of the steps made so far."""
         found = (self._rows.reward, self._ended, self._bad)
         reward, ended, bad = (
@@ -74,7 +75,7 @@ class Episodes:
     def __init__(self, num_envs: int) -> None:
         self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, dtype=int)
 
-    def add(self, rewards: np.ndarray, ended: np.ndarray, bad: np.ndarray | None = None) -> dict[str, list[Any]]:
+    def add(self, rewards: NDArray[Any], ended: NDArray[Any], bad: NDArray[Any] | None = None) -> dict[str, list[Any]]:
         """Go on by T steps of rewards and ends [T, N]; returns and lengths of the episodes that ended, in their order,
         without the bad ones."""
         returns: list[float] = []

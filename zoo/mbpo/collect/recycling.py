@@ -7,9 +7,10 @@ the transitions may keep them, or a slice of them, as long as they like: such ar
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zoo.mbpo.learn.transitions import Transitions
 
@@ -21,7 +22,7 @@ class RecycledRows:
 
     def __init__(self, obs_size: int, action_size: int) -> None:
         self._obs_size, self._action_size = obs_size, action_size
-        self._sets: list[tuple[np.ndarray, ...]] = []
+        self._sets: list[tuple[NDArray[Any], ...]] = []
 
     def take(self, rows: int) -> Transitions:
         """Arrays of `rows` rows that nobody else holds; they count as held until the last reference to them is gone."""
@@ -37,7 +38,7 @@ class RecycledRows:
         return Transitions(obs, action, (), obs, ())
 
 
-def _most_references(arrays: tuple[np.ndarray, ...]) -> int:
+def _most_references(arrays: tuple[NDArray[Any], ...]) -> int:
     """The largest number of references to one of them; a slice or a tensor over an array is a reference, too."""
     return max(sys.getrefcount(array) for array in arrays)
 

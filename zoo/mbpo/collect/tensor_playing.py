@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from zoo.mbpo.collect.actor import LOG_STD_HIGH, LOG_STD_LOW
@@ -74,5 +75,5 @@ class TensorPlaying:
     def flags(self, count: int) -> Tensor:
         return torch.ones(count, dtype=torch.bool, device=self._device)
 
-    def on_cpu(self, value: Tensor) -> np.ndarray:
+    def on_cpu(self, value: Tensor) -> NDArray[Any]:
         return value.cpu().numpy()

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import BadData, ConfigError, StepOverdue
 from lzero_async.runs.soundness import check_finite, check_like
@@ -85,12 +86,12 @@ class GymEnvs:
         self._seed: list[int] = []
         self._renewals = 0
 
-    def reset(self, seed: int | Sequence[int]) -> np.ndarray:
+    def reset(self, seed: int | Sequence[int]) -> NDArray[Any]:
         seeds = np.random.SeedSequence(seed).generate_state(self.num_envs)
         self._seed, self._renewals = [int(part) for part in np.atleast_1d(seed)], 0
         return np.stack([self._begin(row, int(number)) for row, number in enumerate(seeds)])
 
-    def step(self, action: np.ndarray) -> Step:
+    def step(self, action: NDArray[Any]) -> Step:
         scaled = np.clip(action * self._half + self._middle, self._low, self._high)
         scaled = scaled.reshape(self._action_shape).astype(self._action_type, copy=False)
         next_obs, reward = np.empty((self.num_envs, self.obs_size), np.float32), np.empty(self.num_envs, np.float32)
@@ -131,7 +132,7 @@ class GymEnvs:
         for env in self._envs:
             env.close()
 
-    def _find_unsound(self, next_obs: np.ndarray, reward: np.ndarray, failures: dict[int, Exception]) -> None:
+    def _find_unsound(self, next_obs: NDArray[Any], reward: NDArray[Any], failures: dict[int, Exception]) -> None:
         """Add the rows with a value that is not finite to the failures."""
         for row in range(self.num_envs):
             if row not in failures:
@@ -141,7 +142,7 @@ class GymEnvs:
                 except BadData as error:
                     failures[row] = error
 
-    def _begin(self, row: int, seed: int | None, failure: Exception | None = None) -> np.ndarray:
+    def _begin(self, row: int, seed: int | None, failure: Exception | None = None) -> NDArray[Any]:
         """A new episode in one environment, after a failure with a new seed; its first observation."""
         for _ in range(ATTEMPTS):
             spoilt = failure is not None and not isinstance(failure, BadData)  # nobody knows what state it is in
@@ -173,7 +174,7 @@ class GymEnvs:
         with self.guard.running(f"environment {row}, which is made anew,"):
             self._envs[row] = self._make()
 
-    def _flat(self, obs: Any, row: int) -> np.ndarray:
+    def _flat(self, obs: Any, row: int) -> NDArray[Any]:
         """The observation as one row of float32; BadData unless it has the shape of the observation space."""
         if np.shape(obs) != self._obs_shape:
             check_like("observation", obs, self._obs_shape, where=self._place(row))

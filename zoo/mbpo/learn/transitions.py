@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-    Array = np.ndarray | torch.Tensor
+    Array = NDArray[Any] | torch.Tensor
 
 
 class Transitions(NamedTuple):

@@ -15,6 +15,7 @@ import gym
 import numpy as np
 from ding.envs import BaseEnv, BaseEnvTimestep
 from ding.utils import ENV_REGISTRY
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 from lzero_async.validation import duration, whole_number
@@ -139,12 +140,12 @@ class JerichoEnv(BaseEnv):
         self._steps, self._return, self._done = 0, 0.0, False
         return self._observe()
 
-    def step(self, action: int | str | np.ndarray) -> BaseEnvTimestep:
+    def step(self, action: int | str | NDArray[Any]) -> BaseEnvTimestep:
         """Take the action of a slot, or send a text; ValueError for a slot that holds none."""
         self.begin_step(action)
         return self.end_step()
 
-    def begin_step(self, action: int | str | np.ndarray) -> None:
+    def begin_step(self, action: int | str | NDArray[Any]) -> None:
         """Take an action without waiting for the game, so that several environments step at once; `end_step` follows."""
         if self._done or self._state is None:
             raise RuntimeError("the episode has ended; call reset first")

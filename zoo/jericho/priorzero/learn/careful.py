@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from lzero_async.errors import BadData
@@ -45,7 +46,7 @@ class CarefulUpdate:
             for buffer in module.buffers()
         ]
 
-    def __call__(self, data: list[list[np.ndarray]], number: int) -> dict[str, float]:
+    def __call__(self, data: list[list[NDArray[Any]]], number: int) -> dict[str, float]:
         """One update on a sampled batch; `number` counts the updates. Returns what UniZero logs."""
         before = [buffer.clone() for buffer in self._moving]
         try:
@@ -76,7 +77,7 @@ class CarefulUpdate:
             raise BadUpdate(f"gradients of {int((~norms.isfinite()).sum())} of {len(norms)} parameters are not finite")
 
 
-def check_batch(data: list[list[np.ndarray]]) -> None:
+def check_batch(data: list[list[NDArray[Any]]]) -> None:
     """Raise BadUpdate unless everything that was sampled is finite: UniZero would look up a category for a NaN."""
     for half, name in zip(data, ("sampled", "target"), strict=True):
         if found := first_bad([np.asarray(part) for part in half], name):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from zoo.jericho.priorzero.learn.careful import BadUpdate, CarefulUpdate
 from zoo.jericho.priorzero.learn.ddp_norm import share_norms
@@ -29,13 +30,13 @@ _NORM = "total_grad_norm_before_clip_wm"
 class Share(NamedTuple):
     """One rank's rows of a batch; of the whole batch the steps that are not padding, and those of them that follow another."""
 
-    data: list[list[np.ndarray]]
+    data: list[list[NDArray[Any]]]
     update: int
     steps: float
     followed: float
 
 
-def shares(data: list[list[np.ndarray]], update: int, ranks: int) -> list[Share]:
+def shares(data: list[list[NDArray[Any]]], update: int, ranks: int) -> list[Share]:
     """Cut a sampled batch into equal shares of neighbouring rows."""
     mask = np.asarray(data[0][3])[:, :-1]  # UniZero leaves the last column out as well
     steps, followed = float(mask.sum()), float(mask[:, 1:].sum())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lzero_async.errors import BadData
 from lzero_async.runs.soundness import first_bad
@@ -71,7 +72,7 @@ class Learner:
         absorbing_steps: int = 2,
         *,
         policy: Any = None,
-        update: Callable[[list[list[np.ndarray]], int], dict[str, float]] | None = None,
+        update: Callable[[list[list[NDArray[Any]]], int], dict[str, float]] | None = None,
         most_bad: int = MOST_BAD_UPDATES,
     ) -> None:
         self.policy = new_policy(cfg) if policy is None else policy
@@ -141,8 +142,8 @@ class Learner:
         self._owed += self.cfg.update_per_collect or self.cfg.replay_ratio * steps
         ready = self.buffer.get_num_of_transitions() >= self.cfg.batch_size
         sums: dict[str, float] = dict.fromkeys(LOSSES, 0.0)
-        ages: list[np.ndarray] = []
-        sampled: list[np.ndarray] = []
+        ages: list[NDArray[Any]] = []
+        sampled: list[NDArray[Any]] = []
         updates = left_out = 0
         while ready and self._owed >= 1:
             self._owed -= 1
@@ -264,11 +265,11 @@ class Learner:
             self._targets.append(version)
             self._sources.append((*source, start))
 
-    def _sampled_segments(self, transitions: Any) -> np.ndarray:
+    def _sampled_segments(self, transitions: Any) -> NDArray[Any]:
         look_up, base = self.buffer.game_segment_game_pos_look_up, self.buffer.base_idx
         return np.asarray([look_up[int(index)][0] - base for index in np.ravel(transitions)])
 
-    def _ages_of(self, sampled: list[np.ndarray], newest: int) -> dict[str, float]:
+    def _ages_of(self, sampled: list[NDArray[Any]], newest: int) -> dict[str, float]:
         if not sampled:
             return {}
         segments = np.concatenate(sampled)
@@ -302,10 +303,10 @@ class Learner:
             if group["weight_decay"]:
                 group["weight_decay"] = self.cfg.weight_decay
 
-    def buffer_state(self) -> dict[str, np.ndarray]:
+    def buffer_state(self) -> dict[str, NDArray[Any]]:
         """The replay buffer as arrays; equal observations are stored once."""
         segments = self.buffer.game_segment_buffer
-        state: dict[str, np.ndarray] = {
+        state: dict[str, NDArray[Any]] = {
             "versions": np.asarray(self._versions, dtype=np.int64),
             "targets": np.asarray(self._targets, dtype=np.int64),
             "sources": np.asarray(self._sources, dtype=np.int64).reshape(-1, 3),
@@ -326,7 +327,7 @@ class Learner:
             state["obs_rows"] = np.stack([np.frombuffer(key, dtype=rows.dtype) for key in known])
         return state
 
-    def load_buffer_state(self, state: dict[str, np.ndarray]) -> None:
+    def load_buffer_state(self, state: dict[str, NDArray[Any]]) -> None:
         """Fill the empty buffer from such arrays."""
         arrays = dict(state)
         if "obs_index" in arrays:
@@ -356,5 +357,5 @@ class Learner:
         ]
 
 
-def _extend(rows: np.ndarray, count: int) -> np.ndarray:
+def _extend(rows: NDArray[Any], count: int) -> NDArray[Any]:
     return np.concatenate([rows, np.repeat(rows[-1:], count, axis=0)]) if count else rows

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.types import StopSignal
 from lzero_async.workers.calls import stopped
@@ -32,8 +33,8 @@ class Fresh:
 
     batch: int
     version: int
-    visits: list[np.ndarray]
-    values: list[np.ndarray]
+    visits: list[NDArray[Any]]
+    values: list[NDArray[Any]]
 
 
 class ReanalyzeRole:
@@ -73,7 +74,7 @@ class ReanalyzeRole:
     def _seed(self) -> int:
         return int(self.parts.options.run_config.seed)
 
-    def _search_again(self, episode: Episode, stop: StopSignal) -> tuple[np.ndarray, np.ndarray]:
+    def _search_again(self, episode: Episode, stop: StopSignal) -> tuple[NDArray[Any], NDArray[Any]]:
         policy = self.parts.options.policy_config
         visits, values = [], []
         for first, roots in self._roots(episode):
@@ -99,7 +100,7 @@ class ReanalyzeRole:
                 for begin, step in zip(begins, steps, strict=True)
             ]  # fmt: skip
 
-    def _root_policy(self, episode: Episode, first: int, count: int) -> Callable[[np.ndarray], np.ndarray]:
+    def _root_policy(self, episode: Episode, first: int, count: int) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """What the search begins with: the prior that the collector had, mixed as it mixed it."""
         if episode.priors is None:
             return lambda logits: logits

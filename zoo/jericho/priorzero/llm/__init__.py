@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
-import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 
@@ -55,7 +55,7 @@ class Engine(Protocol):
         """Tokens of the prompt with its template and the opened assistant's turn."""
         ...
 
-    def score(self, requests: Sequence[ScoreRequest], reduction: Reduction = "mean") -> list[np.ndarray]:
+    def score(self, requests: Sequence[ScoreRequest], reduction: Reduction = "mean") -> list[NDArray[Any]]:
         """Token log-probabilities, float32 of shape [candidates], one array per request."""
         ...
 

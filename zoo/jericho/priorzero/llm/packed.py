@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zoo.jericho.priorzero.llm.candidates import ROOT, TokenTrie
 
@@ -44,7 +45,7 @@ class PackedRow:
         length = len(self.tokens)
         return [*range(self.past, length), *(length + self.trie.depths[node] for node in self.inner)]
 
-    def visible(self, past: int, new: int) -> np.ndarray:
+    def visible(self, past: int, new: int) -> NDArray[Any]:
         """The mask [new, past + new] of a pass with these sizes: past is padded on the right, the new tokens on the left."""
         mask = np.zeros((new, past + new), bool)
         first = new - self.new

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.llm import Engine, Prompt, Reduction, ScoreRequest, check_reduction, prompt_key
@@ -87,7 +88,7 @@ class LLMPrior:
         self._cot_tokens = cot_tokens
         self._cache_size = cache_size
         self._game_title = game_title
-        self._cache: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self._cache: OrderedDict[bytes, NDArray[Any]] = OrderedDict()
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(
             ("requests", "hits", "store_hits", "engine_requests", "shortened_prompts", "without_score"), 0
@@ -96,7 +97,7 @@ class LLMPrior:
         self._model = _model_of(engine) if store is not None else ()
         self._store = store if self._model else None
 
-    def __call__(self, items: Sequence[PriorRequest]) -> list[np.ndarray]:
+    def __call__(self, items: Sequence[PriorRequest]) -> list[NDArray[Any]]:
         """Log-probabilities, float32 [actions], per item; their exponentials sum to 1 (no actions give an empty array).
 
         An action without text has probability 0, unless none has text; equal actions share one action's probability.
@@ -118,7 +119,7 @@ class LLMPrior:
                 self._share(fresh)
         return [answers[key].copy() for key in keys]
 
-    def recall(self, request: PriorRequest) -> np.ndarray | None:
+    def recall(self, request: PriorRequest) -> NDArray[Any] | None:
         """The answer as a call would give it, if it is known in memory or in the store; else None, and nothing is counted.
 
         It never waits for the engine, unless a prompt is so long that its tokens must be counted.
@@ -179,7 +180,7 @@ class LLMPrior:
 
     # -- the engine -------------------------------------------------------
 
-    def _ask(self, misses: list[_Query]) -> list[np.ndarray]:
+    def _ask(self, misses: list[_Query]) -> list[NDArray[Any]]:
         start = time.perf_counter()
         episodes = [miss.item.episode if miss.history_length else None for miss in misses]
         if self._use_cot:
@@ -212,7 +213,7 @@ class LLMPrior:
         parts += [self._use_cot and self._cot_tokens, self._model]
         return b"prior " + hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 
-    def _known(self, wanted: Mapping[bytes, _Query]) -> dict[bytes, np.ndarray]:
+    def _known(self, wanted: Mapping[bytes, _Query]) -> dict[bytes, NDArray[Any]]:
         """The answers that are in memory or in the store; what came from the store is in memory afterwards."""
         answers = {}
         with self._lock:
@@ -239,12 +240,12 @@ class LLMPrior:
             self._counts["hits"] += hits
             self._counts["shortened_prompts"] += sum(q.history_length < self._history_length for q in queries)
 
-    def _share(self, fresh: dict[bytes, np.ndarray]) -> None:
+    def _share(self, fresh: dict[bytes, NDArray[Any]]) -> None:
         # Reasoning is written at temperature 0, so every answer can be repeated.
         if self._store is not None:
             self._store.put_many({key: value.tobytes() for key, value in fresh.items()})
 
-    def _keep(self, fresh: dict[bytes, np.ndarray]) -> None:
+    def _keep(self, fresh: dict[bytes, NDArray[Any]]) -> None:
         with self._lock:
             for key, value in fresh.items():
                 self._cache[key] = value
@@ -264,7 +265,7 @@ def _model_of(engine: Engine) -> tuple[str, ...]:
     return str(health.get("engine", "")), full_name(health["model"]), device
 
 
-def action_log_probs(actions: Sequence[str], scores: np.ndarray, temperature: float) -> np.ndarray:
+def action_log_probs(actions: Sequence[str], scores: NDArray[Any], temperature: float) -> NDArray[Any]:
     """Log-softmax, float32, of scores / temperature over distinct actions; equal texts share one action's probability equally.
 
     A score of -inf or NaN is no probability; without any finite score the result is uniform.

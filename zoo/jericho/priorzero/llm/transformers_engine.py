@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -90,12 +91,12 @@ class TransformersEngine:
         with self._lock:
             return len(self._tokens.prompt_ids(prompt))
 
-    def score(self, requests: Sequence[ScoreRequest], reduction: Reduction = "mean") -> list[np.ndarray]:
+    def score(self, requests: Sequence[ScoreRequest], reduction: Reduction = "mean") -> list[NDArray[Any]]:
         check_reduction(reduction)
         with self._lock, torch.inference_mode():
             self._check_open()
             rows = [self._row(request) for request in requests]
-            log_probs: dict[int, np.ndarray] = {}
+            log_probs: dict[int, NDArray[Any]] = {}
             for batch in self._batches([i for i, row in enumerate(rows) if row.trie.tokens], rows):
                 log_probs.update(zip(batch, self._node_log_probs([rows[i] for i in batch]), strict=True))
             self._counts["requests"] += len(rows)
@@ -208,7 +209,7 @@ class TransformersEngine:
         row.past = min(length, len(row.tokens) - 1)
         row.layers = entry.prefix(row.past) if entry is not None and row.past else None
 
-    def _node_log_probs(self, rows: list[PackedRow]) -> Iterator[np.ndarray]:
+    def _node_log_probs(self, rows: list[PackedRow]) -> Iterator[NDArray[Any]]:
         for row, logits in zip(rows, self._forward(rows), strict=True):
             parents = torch.tensor([row.slot[parent] for parent in row.trie.parents], device=logits.device)
             tokens = torch.tensor(row.trie.tokens, device=logits.device)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import BadData, ConfigError
 from lzero_async.runs.soundness import check_finite, check_like, finite_rows, is_finite
@@ -37,15 +38,15 @@ _logger = logging.getLogger(__name__)
 class Episode:
     """One episode as arrays over its T steps; `observations` and `masks` have one row more for the last state."""
 
-    observations: np.ndarray  # float32 [T + 1, features]
-    actions: np.ndarray  # int64 [T], slots
-    rewards: np.ndarray  # float32 [T], points
-    masks: np.ndarray  # int8 [T + 1, slots]
-    visits: np.ndarray  # float32 [T, slots], the search's distribution
-    root_values: np.ndarray  # float32 [T]
-    predicted_values: np.ndarray  # float32 [T]
+    observations: NDArray[Any]  # float32 [T + 1, features]
+    actions: NDArray[Any]  # int64 [T], slots
+    rewards: NDArray[Any]  # float32 [T], points
+    masks: NDArray[Any]  # int8 [T + 1, slots]
+    visits: NDArray[Any]  # float32 [T, slots], the search's distribution
+    root_values: NDArray[Any]  # float32 [T]
+    predicted_values: NDArray[Any]  # float32 [T]
     ended: bool  # by the game itself (won or died), so that nothing follows
-    priors: np.ndarray | None = (
+    priors: NDArray[Any] | None = (
         None  # float32 [T, slots], the language model's log-probabilities, -inf where it has none
     )
     info: dict[str, Any] = field(default_factory=dict)  # score, normalised_score, moves, won, died, abnormal, commands
@@ -194,7 +195,7 @@ class Player:
         if not games:
             return
         if self.encoder is None:
-            vectors: Sequence[np.ndarray] = [np.zeros(1, np.float32)] * len(games)
+            vectors: Sequence[NDArray[Any]] = [np.zeros(1, np.float32)] * len(games)
         else:
             vectors = self.encoder([observation_parts(game.obs, self._observation) for game in games])
         sound = finite_rows(np.asarray(vectors))
@@ -222,7 +223,7 @@ class Player:
         self._thinker.ask([(game, request) for game, request in unknown if game.prior is None])
         return [game for game in games if game.prior is not None]
 
-    def _decide(self, games: list[OpenGame], style: Style) -> list[tuple[int, np.ndarray, float, float] | None]:
+    def _decide(self, games: list[OpenGame], style: Style) -> list[tuple[int, NDArray[Any], float, float] | None]:
         """Slot, visit distribution, root value and predicted value for each game; None for one whose search breaks it."""
         masks = [game.masks[-1] for game in games]
         if style.mode == "random":
@@ -240,7 +241,7 @@ class Player:
         llm = [game.prior for game in games]
         mode = self._root_policy if self._needs_prior(style.mode) else "wm_logits"
 
-        def policy(logits: np.ndarray) -> np.ndarray:
+        def policy(logits: NDArray[Any]) -> NDArray[Any]:
             return mix_root_policies(llm, logits, np.stack(masks), mode=mode, **self._mixing)
 
         outputs = self.search.run(
@@ -296,15 +297,15 @@ class OpenGame:
         self._tries, self._on_trouble = tries, on_trouble
         self.broken: BadData | None = None  # why it cannot go on, although its environment could
         self.since = 0.0  # monotonic time since when it waits to be acted on
-        self.prior: np.ndarray | None = None  # of the present state, once known
-        self.vectors: list[np.ndarray] = []
-        self.masks: list[np.ndarray] = []
+        self.prior: NDArray[Any] | None = None  # of the present state, once known
+        self.vectors: list[NDArray[Any]] = []
+        self.masks: list[NDArray[Any]] = []
         self.actions: list[int] = []
         self.rewards: list[float] = []
-        self.visits: list[np.ndarray] = []
+        self.visits: list[NDArray[Any]] = []
         self.values: list[float] = []
         self.predicted: list[float] = []
-        self.priors: list[np.ndarray | None] = []
+        self.priors: list[NDArray[Any] | None] = []
         self.history: list[Turn] = []  # whole: the prompt's window moves over it in chunks
         self.keeps_history = history_length > 0
         self.unrewarded = 0
@@ -356,7 +357,7 @@ class OpenGame:
         size = min(window, len(self.vectors))
         return RootInput(np.stack(self.vectors[-size:]), self.actions[len(self.actions) - size + 1 :], self.masks[-1])
 
-    def choose(self, action: int, visits: np.ndarray, value: float, predicted: float) -> None:
+    def choose(self, action: int, visits: NDArray[Any], value: float, predicted: float) -> None:
         self.action = int(action)
         self.visits.append(visits)
         self.values.append(value)
@@ -406,14 +407,14 @@ def parts_of(kind: str) -> int:
     return 4 if kind == "full" else 3
 
 
-def _check_mask(mask: Any, before: np.ndarray | None) -> None:
+def _check_mask(mask: Any, before: NDArray[Any] | None) -> None:
     """BadData for a mask of another shape than the one before, or without an action."""
     check_like("action_mask", mask, np.shape(mask)[:1] if before is None else before.shape, "iub")
     if not np.any(mask):
         raise BadData("action_mask has no action")
 
 
-def _fault(found: RootOutput, mask: np.ndarray) -> str:
+def _fault(found: RootOutput, mask: NDArray[Any]) -> str:
     """What is wrong with a search's result; '' if all is well."""
     if not (is_finite(found.visits) and is_finite(found.value) and is_finite(found.predicted_value)):
         return f"found a value of {found.value:g} (predicted: {found.predicted_value:g}) and visits {found.visits}"
@@ -422,7 +423,7 @@ def _fault(found: RootOutput, mask: np.ndarray) -> str:
     return ""
 
 
-def _in_slots(priors: Sequence[np.ndarray | None], slots: int) -> np.ndarray | None:
+def _in_slots(priors: Sequence[NDArray[Any] | None], slots: int) -> NDArray[Any] | None:
     """The priors of an episode's steps as rows over all slots; None if a step had none."""
     rows = np.full((len(priors), slots), -np.inf, dtype=np.float32)
     for row, prior in zip(rows, priors, strict=True):
@@ -432,13 +433,15 @@ def _in_slots(priors: Sequence[np.ndarray | None], slots: int) -> np.ndarray | N
     return rows
 
 
-def _spread(log_probs: np.ndarray, slots: int) -> np.ndarray:
+def _spread(log_probs: NDArray[Any], slots: int) -> NDArray[Any]:
     row = np.zeros(slots, dtype=np.float32)
     row[: len(log_probs)] = np.exp(log_probs)
     return row / row.sum()
 
 
-def _choose(visits: np.ndarray, style: Style, rng: np.random.Generator, mask: np.ndarray, unrewarded: int = 0) -> int:
+def _choose(
+    visits: NDArray[Any], style: Style, rng: np.random.Generator, mask: NDArray[Any], unrewarded: int = 0
+) -> int:
     """A slot: by the visit counts at the style's temperature, or now and then any valid one.
 
     Where rewards are known they come often; a long time without one means that the known part of the game is behind.

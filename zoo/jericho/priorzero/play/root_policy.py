@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lzero_async.errors import ConfigError
 
@@ -26,14 +26,14 @@ INVALID_LOGIT = -1e9
 
 def mix_root_policy(
     llm_log_probs: ArrayLike | None, wm_logits: ArrayLike, action_mask: ArrayLike, **options: Any
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Root logits for the search, float32 [slots], finite everywhere; arguments and options are `root_probabilities`'s."""
     return root_logits(root_probabilities(llm_log_probs, wm_logits, action_mask, **options), action_mask)
 
 
 def mix_root_policies(
     llm_log_probs: Sequence[ArrayLike | None], wm_logits: ArrayLike, action_mask: ArrayLike, **options: Any
-) -> np.ndarray:
+) -> NDArray[Any]:
     """`mix_root_policy` for a batch: one prior (of any length) per environment, logits and mask [environments, slots]."""
     logits, mask = np.asarray(wm_logits, np.float64), np.asarray(action_mask)
     if logits.ndim != 2 or logits.shape != mask.shape or len(logits) != len(llm_log_probs):
@@ -47,7 +47,7 @@ def mix_root_policies(
     return out
 
 
-def root_logits(probabilities: ArrayLike, action_mask: ArrayLike) -> np.ndarray:
+def root_logits(probabilities: ArrayLike, action_mask: ArrayLike) -> NDArray[Any]:
     """Finite float32 logits of root probabilities: log p, not below LOWEST_LOG_PROB, and INVALID_LOGIT where the mask is 0."""
     values = np.maximum(np.asarray(probabilities, np.float64), math.exp(LOWEST_LOG_PROB))
     return np.where(np.asarray(action_mask).astype(bool), np.log(values), INVALID_LOGIT).astype(np.float32)
@@ -62,7 +62,7 @@ def root_probabilities(
     llm_weight: float = 0.5,
     weighting: str = "fixed",
     min_llm_weight: float = 0.0,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Root probabilities, float32 [slots]: exactly 0 in invalid slots, summing to 1, or all 0 when no slot is valid.
 
     `llm_log_probs` may be None, shorter than the slots (the rest has no LLM probability) or longer (the rest is ignored).
@@ -90,7 +90,7 @@ def root_probabilities(
     return (mixed / mixed.sum()).astype(np.float32)
 
 
-def softmax_over(logits: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
+def softmax_over(logits: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any] | None:
     """Softmax over the slots of a boolean mask, float64, 0 elsewhere; None without a usable value there.
 
     NaN and -inf are no probability; +inf is certainty, shared by all slots that have it.
@@ -106,7 +106,7 @@ def softmax_over(logits: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
     return weights / weights.sum()
 
 
-def normalised_entropy(probabilities: np.ndarray, mask: np.ndarray) -> float:
+def normalised_entropy(probabilities: NDArray[Any], mask: NDArray[Any]) -> float:
     """Entropy over the valid slots divided by its maximum: 0 is certain, 1 knows nothing; 0 with fewer than two valid slots."""
     valid = int(np.count_nonzero(mask))
     if valid < 2:
@@ -115,7 +115,7 @@ def normalised_entropy(probabilities: np.ndarray, mask: np.ndarray) -> float:
     return float(np.clip(-(positive * np.log(positive)).sum() / math.log(valid), 0.0, 1.0))
 
 
-def _in_slots(llm_log_probs: ArrayLike | None, slots: int) -> np.ndarray:
+def _in_slots(llm_log_probs: ArrayLike | None, slots: int) -> NDArray[Any]:
     out = np.full(slots, -np.inf)
     if llm_log_probs is not None:
         values = np.asarray(llm_log_probs, np.float64)

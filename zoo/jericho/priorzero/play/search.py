@@ -14,25 +14,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass
 class RootInput:
     """One game at its root: the window of observations (the last is now) and the actions between them."""
 
-    observations: np.ndarray  # float32 [window, features], at most `max_window` rows
+    observations: NDArray[Any]  # float32 [window, features], at most `max_window` rows
     actions: list[int]  # window - 1 slots
-    mask: np.ndarray  # int8 [slots]
+    mask: NDArray[Any]  # int8 [slots]
 
 
 @dataclass
 class RootOutput:
     """What the search found for one game."""
 
-    visits: np.ndarray  # float32 [slots], a distribution; zero where the mask is zero
+    visits: NDArray[Any]  # float32 [slots], a distribution; zero where the mask is zero
     value: float
     predicted_value: float
-    policy_logits: np.ndarray  # float32 [slots], the world model's own
+    policy_logits: NDArray[Any]  # float32 [slots], the world model's own
 
 
 class TreeSearch:
@@ -113,13 +114,13 @@ class TreeSearch:
         ]
 
     @torch.inference_mode()
-    def policy_logits(self, roots: Sequence[RootInput]) -> np.ndarray:
+    def policy_logits(self, roots: Sequence[RootInput]) -> NDArray[Any]:
         """The world model's policy logits at the roots [games, slots], without a search."""
         self.model.eval()
         pool = self._pool(1, len(roots))
         return self._infer_roots(roots, pool)[0].cpu().numpy()
 
-    def _scalars(self, categorical: torch.Tensor) -> np.ndarray:
+    def _scalars(self, categorical: torch.Tensor) -> NDArray[Any]:
         return self._to_scalar(categorical).reshape(-1).cpu().numpy()
 
     def _pool(self, nodes: int, games: int) -> _Pool:
@@ -217,7 +218,7 @@ class _Pool:
         return self.keys[node], self.values[node]
 
 
-def _spread(visits: Sequence[float], legal: Sequence[int], slots: int) -> np.ndarray:
+def _spread(visits: Sequence[float], legal: Sequence[int], slots: int) -> NDArray[Any]:
     """Visit counts of the legal actions as a distribution over all slots."""
     full = np.zeros(slots, dtype=np.float32)
     full[legal] = visits

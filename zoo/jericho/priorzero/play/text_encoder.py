@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 from lzero_async.runs.soundness import is_finite
@@ -52,20 +53,20 @@ class TextEncoder:
             raise _cannot_be_loaded(model, error) from error
         self._device, self._max_tokens, self._cache_size = device, max_tokens, cache_size
         self.width = int(self._model.config.hidden_size)
-        self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._vectors: OrderedDict[str, NDArray[Any]] = OrderedDict()
         self._lock = threading.Lock()
         self._store, self._name = store, full_name(source)
         self.encoded = 0  # texts that went through the transformer
         self.from_store = 0
         self.asked = 0
 
-    def __call__(self, observations: Sequence[tuple[str, ...]]) -> np.ndarray:
+    def __call__(self, observations: Sequence[tuple[str, ...]]) -> NDArray[Any]:
         """Vectors of the observations, float32 [observations, parts * width]; every observation has as many parts. One that is
         not finite is never kept."""
         with self._lock:
             return self._look_up(observations)
 
-    def _look_up(self, observations: Sequence[tuple[str, ...]]) -> np.ndarray:
+    def _look_up(self, observations: Sequence[tuple[str, ...]]) -> NDArray[Any]:
         wanted = list(dict.fromkeys(part for parts in observations for part in parts))
         self.asked += sum(map(len, observations))
         unknown = [text for text in wanted if text not in self._vectors]
@@ -80,7 +81,7 @@ class TextEncoder:
             self._vectors.popitem(last=False)
         return rows
 
-    def _find(self, texts: list[str]) -> dict[str, np.ndarray]:
+    def _find(self, texts: list[str]) -> dict[str, NDArray[Any]]:
         """Vectors of distinct texts: those in the store, and the others encoded and put there."""
         if self._store is None:
             return self._encoded(texts)
@@ -97,7 +98,7 @@ class TextEncoder:
         self._store.put_many({keys[text]: vector.tobytes() for text, vector in fresh.items() if is_finite(vector)})
         return vectors | fresh
 
-    def _encoded(self, texts: list[str]) -> dict[str, np.ndarray]:
+    def _encoded(self, texts: list[str]) -> dict[str, NDArray[Any]]:
         self.encoded += len(texts)
         return dict(zip(texts, self._encode(texts), strict=True))
 
@@ -114,7 +115,7 @@ class TextEncoder:
             "encoder_hit_rate": 1 - self.encoded / self.asked if self.asked else 0.0,
         }
 
-    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+    def _encode(self, texts: list[str]) -> list[NDArray[Any]]:
         """Each text by itself: in a padded batch its vector would depend, in the sixth digit, on its company, and a resumed
         run meets the texts in other company. Each is encoded once, so little is lost."""
         import torch

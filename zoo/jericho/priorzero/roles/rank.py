@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from zoo.jericho.priorzero.learn.careful import BadUpdate
 from zoo.jericho.priorzero.learn.ddp_update import SharedUpdate, share_config, shares
@@ -59,7 +60,7 @@ class Lead:
         """Leave the group, which ends the others' wait for orders."""
         self._group.leave()
 
-    def update(self, data: list[list[np.ndarray]], number: int) -> dict[str, float]:
+    def update(self, data: list[list[NDArray[Any]]], number: int) -> dict[str, float]:
         """One update of all ranks on this batch; its losses."""
         if not self._known:
             self._order(STATE)

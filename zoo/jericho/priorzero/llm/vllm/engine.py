@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 from lzero_async.validation import backoff as pause_after
@@ -138,7 +139,7 @@ class VllmEngine:
         with self._lock:
             return len(self._tokens.prompt_ids(prompt))
 
-    def score(self, requests: Sequence[ScoreRequest], reduction: Reduction = "mean") -> list[np.ndarray]:
+    def score(self, requests: Sequence[ScoreRequest], reduction: Reduction = "mean") -> list[NDArray[Any]]:
         check_reduction(reduction)
         with self._lock:
             rows = [self._row(request) for request in requests]
