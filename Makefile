@@ -9,7 +9,7 @@ PARALLEL := -n 2
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale against docs docs-blocks soak vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale against docs docs-blocks soak mutants vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -108,6 +108,9 @@ game: ## compile the shipped game again (needs inform6) and check that it is the
 
 soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points, 100,000 parcels (about 25 minutes)
 	$(PY) -m pytest -m soak -p no:cacheprovider
+
+mutants: $(STAMP) ## break one line at a time (25 by hand, 150 drawn) and see whether the tests notice (about 25 minutes; resumable)
+	$(PY) -m tests.mutants $(ARGS)
 
 lock: $(STAMP) ## resolve requirements/*.in into the locks again (UPGRADE=1: let the pins move)
 	$(PY) requirements/lock.py $(if $(UPGRADE),--upgrade)
