@@ -55,8 +55,16 @@ def rate(run: Simulation, first: int) -> float:
     return 200 / (run.finished_at[first + 199] - run.finished_at[first - 1])
 
 
-@pytest.mark.parametrize("collect", [1.0, 2.0, 3.5])
-@pytest.mark.parametrize("change", [None, 3.0, 1 / 3])
+@pytest.mark.parametrize(
+    ("collect", "change"),
+    [
+        (1.0, 3.0), (2.0, None), (3.5, 1 / 3),
+        *(
+            pytest.param(collect, change, marks=pytest.mark.soak)
+            for collect, change in [(1.0, None), (1.0, 1 / 3), (2.0, 3.0), (2.0, 1 / 3), (3.5, None), (3.5, 3.0)]
+        ),
+    ],
+)  # fmt: skip
 def test_after_50_trains_it_has_95_percent_of_the_best_fixed_degree_and_again_after_a_change(
     collect: float, change: float | None
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
@@ -33,17 +34,20 @@ def visit(case: tuple[int, int, str, int, int], budget: Budget) -> int:
     return result.states
 
 
-def test_walk_small() -> None:
-    for case in settings(range(3), (1, 2)):
-        visit(case, Budget(batches=5, interruptions=1))
+@pytest.mark.parametrize(("degree", "batches"), [(0, 7), (1, 5), (2, 4), (3, 4)])
+def test_walk_with_an_interruption_anywhere(degree: int, batches: int) -> None:
+    """1 and 3 collectors, all policies and publish intervals, replays; a failure, a degree change, a save and load, or an
+    evaluation at every step."""
+    states = sum(visit(case, Budget(batches, interruptions=1)) for case in settings(range(degree, degree + 1), (1, 3)))
+    assert states > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("degree", [0, 1, 2, *(pytest.param(degree, marks=pytest.mark.soak) for degree in (3, 4))])
+@pytest.mark.parametrize("degree", range(5))
 def test_walk_seven_batches_with_an_interruption_anywhere(degree: int, policy: str) -> None:
-    """Degrees 0 to 4, 1 to 3 collectors, all publish intervals, replays; a failure, a degree change, a save and load,
-    or an evaluation at every step."""
+    """Degrees 0 to 4, 1 to 3 collectors, and the rest as above."""
     states = sum(
         visit(case, Budget(batches=7, interruptions=1))
         for case in settings(range(degree, degree + 1), (1, 2, 3))
@@ -52,28 +56,32 @@ def test_walk_seven_batches_with_an_interruption_anywhere(degree: int, policy: s
     assert states > 1000
 
 
-@pytest.mark.parametrize(
-    ("policy", "order"),
-    [
-        ("drop", "fifo"), ("allow", "fifo"), ("drop", "priority"),
-        pytest.param("allow", "priority", marks=pytest.mark.soak),
-    ],
-)  # fmt: skip
+queues = pytest.mark.parametrize(("policy", "order"), [(p, o) for p in ("drop", "allow") for o in ("fifo", "priority")])
+
+
+def visit_queue(policy: str, order: str, batches: int, degree: int, workers: int, capacity: int, ahead: int) -> None:
+    result = walk(
+        lambda: Gate(
+            degree, num_collectors=workers, policy=policy, publish_every=1 + ahead, max_train_ahead=ahead, capacity=capacity,
+            order=order,
+        ),
+        Budget(batches, interruptions=1),
+    )  # fmt: skip
+    assert result.finished > 0
+
+
+@queues
 def test_walk_of_a_queue_that_drops(policy: str, order: str) -> None:
-    """Queues of 1 and 2 batches, 1 and 2 collectors, publish intervals, replays, an interruption at every step; a change of
-    the capacity and of the number of active collectors are such interruptions, too."""
-    for degree in (1, 2):
-        for workers in (1, 2):
-            for capacity in (1, 2):
-                for publish_every, ahead in ((1, 0), (2, 1)):
-                    result = walk(
-                        lambda: Gate(
-                            degree, num_collectors=workers, policy=policy, publish_every=publish_every,  # noqa: B023
-                            max_train_ahead=ahead, capacity=capacity, order=order,  # noqa: B023
-                        ),
-                        Budget(batches=5, interruptions=1),
-                    )  # fmt: skip
-                    assert result.finished > 0
+    """A change of the capacity and of the number of active collectors are interruptions, too."""
+    for case in [(1, 1, 1, 0), (1, 2, 2, 1), (2, 1, 2, 1), (2, 2, 1, 0)]:
+        visit_queue(policy, order, 4, *case)
+
+
+@pytest.mark.soak
+@queues
+def test_walk_of_a_queue_that_drops_some_of_five_batches(policy: str, order: str) -> None:
+    for case in product((1, 2), (1, 2), (1, 2), (0, 1)):
+        visit_queue(policy, order, 5, *case)
 
 
 @pytest.mark.soak
