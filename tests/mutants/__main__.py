@@ -119,8 +119,8 @@ def choose(tree: Path, *, must_exist: bool) -> list[Mutant]:
 
 
 def _known_as(mutant: Mutant) -> str:
-    """Its name, whatever the gatekeeper is called at that revision."""
-    return re.sub(r"\bshell\b", "gatekeeper", mutant.name)
+    """Its name, whatever things are called at that revision."""
+    return re.sub(r"\bshell\b", "gatekeeper", re.sub(r"\.(?:bound|recovery|adaptation)(?=\.)", "", mutant.name))
 
 
 def _candidates(root: Path) -> list[Mutant]:

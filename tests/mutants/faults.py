@@ -93,8 +93,8 @@ FAULTS: Final = [
           "elif self.max_train is not None and coordinator.train_count > self.max_train:"),
     # one restart too many
     Fault("loop", "_pause_after",
-          'if coordinator.on_failure != "restart" or failures >= coordinator.max_restarts:',
-          'if coordinator.on_failure != "restart" or failures > coordinator.max_restarts:'),
+          'if coordinator.recovery.on_failure != "restart" or failures >= coordinator.recovery.max_restarts:',
+          'if coordinator.recovery.on_failure != "restart" or failures > coordinator.recovery.max_restarts:'),
     # the second failure hides the first
     Fault("loop", "_fail",
           "if self.failure is None:",
