@@ -31,7 +31,14 @@ setup(
         "lzero_async": ["py.typed"],
         "zoo.episode_ppo": ["*.sh"],
         "zoo.mbpo": ["*.sh"],
-        "zoo.jericho.priorzero": ["*.lock.txt", "games/*.z5", "games/*.inf", "games/*.txt", "games/*.json", "games/*.md"],
+        "zoo.jericho.priorzero": [
+            "*.lock.txt",
+            "games/*.z5",
+            "games/*.inf",
+            "games/*.txt",
+            "games/*.json",
+            "games/*.md",
+        ],
     },
     cmdclass={"build_py": BuildPy},
     entry_points={
