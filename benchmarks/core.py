@@ -170,7 +170,7 @@ def wake_ups_while_waiting() -> float:
 
     holder = threading.Thread(target=lambda: coordinator.run_collect(hold))
     holder.start()
-    while not coordinator.shell.gate.tickets:
+    while not coordinator.get_statistics()["open_collects"]:
         time.sleep(0.01)
     waiters = [
         threading.Thread(target=wait_in, args=(stage,)) for stage in (coordinator.run_collect, coordinator.run_train)

@@ -109,9 +109,8 @@ def found() -> Found:
                 background={f"envs {place}": partial(pool.drive, place) for place in range(len(shares))},
             )  # fmt: skip
             seconds = time.monotonic() - begun
-            gate = coordinator.shell.gate
-            account, wrong = judge(run, pool, gate)
-            violations = gate.violations()
+            account, wrong = judge(run, pool, coordinator.state_dict()["gate"])
+            violations = coordinator.violations()
         names = {str(worker.pid): worker.name for worker in [*envs, learner]} | {str(os.getpid()): "coordinator"}
         places, sizes, descriptors = run.samples()
     before = np.sum([own[places <= WARM_UP] for own in sizes.values()], axis=0)
@@ -198,7 +197,7 @@ class _Run:
         return np.array([row["episodes"] for row in rows], dtype=float), sizes, [row["descriptors"] for row in rows]
 
 
-def judge(run: _Run, pool: EpisodePool, gate: Any) -> tuple[dict[str, int], list[str]]:
+def judge(run: _Run, pool: EpisodePool, gate: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
     """The account at the end, and what is wrong with it."""
     counts = pool.statistics()
     account = {
@@ -208,9 +207,10 @@ def judge(run: _Run, pool: EpisodePool, gate: Any) -> tuple[dict[str, int], list
         "left out": counts.left_out,
         "failed": counts.failed,
         "trained": run.trained,
-        "left in line": PER_ROUND * len(gate.waiting),
+        "left in line": PER_ROUND * len(gate["waiting"]),
     }
-    rounds = gate.trained + len(gate.waiting) + len(gate.tickets) + gate.failed + gate.dropped + gate.abandoned
+    ended = sum(gate[name] for name in ("trained", "failed", "dropped", "abandoned"))
+    rounds = ended + len(gate["waiting"]) + len(gate["tickets"])
     checks = {
         "started = in whole rounds + left out + abandoned": counts.started
         == counts.complete + counts.left_out + counts.abandoned,
@@ -219,8 +219,8 @@ def judge(run: _Run, pool: EpisodePool, gate: Any) -> tuple[dict[str, int], list
         "no number is trained on twice": int(run.times_trained.max()) == 1,
         "as many numbers as episodes": int(run.times_trained.sum()) == WARM_UP + EPISODES,
         "no number beyond those started": not run.times_trained[counts.started :].any(),
-        "rounds admitted = trained + in line + open + failed + dropped + abandoned": gate.admitted == rounds,
-        "episodes admitted = started": gate.admitted * PER_ROUND == counts.started,
+        "rounds admitted = trained + in line + open + failed + dropped + abandoned": gate["admitted"] == rounds,
+        "episodes admitted = started": gate["admitted"] * PER_ROUND == counts.started,
     }
     return account, [name for name, right in checks.items() if not right]
 

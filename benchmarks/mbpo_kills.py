@@ -66,10 +66,10 @@ def found() -> Found:
             measuring = _Measuring(trainer)
             trainer.run()
             measuring.join()
-            statistics, gate = trainer.coordinator.get_statistics(), trainer.coordinator.shell.gate
-            account = {name: int(getattr(gate, name, 0)) for name in ACCOUNT if name not in ("waiting", "open")}
-            account |= {"waiting": len(gate.waiting), "open": len(gate.tickets)}
-            violations = gate.violations()
+            statistics, gate = trainer.coordinator.get_statistics(), trainer.coordinator.state_dict()["gate"]
+            account = {name: int(gate[name]) for name in ACCOUNT if name not in ("waiting", "open")}
+            account |= {"waiting": len(gate["waiting"]), "open": len(gate["tickets"])}
+            violations = trainer.coordinator.violations()
         finally:
             trainer.close()
     run = read(folder)

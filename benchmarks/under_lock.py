@@ -9,15 +9,14 @@ one with 10. The 1,000 are in the worst state for it: all but one wait for their
 from __future__ import annotations
 
 import argparse
+import asyncio
 import statistics
 import time
 import warnings
 from collections.abc import Callable
 
 from lzero_async import AsyncTrainingCoordinator, Bound
-from lzero_async.clock import RealClock
 from lzero_async.core.gate import Gate
-from lzero_async.core.gatekeeper import GateShell, Parked
 
 LONG, SHORT = 20_000, 100
 MANY, FEW = 1_000, 10
@@ -37,20 +36,32 @@ def put(gate: Gate, priority: float) -> None:
     gate.commit(gate.start_collect().id, priority)
 
 
-def waiting_collectors(number: int) -> GateShell:
-    """A shell in which all collects but the oldest wait for their commit, and that must come first."""
-    shell = GateShell(Gate(number, num_collectors=number), RealClock())
-    gate = shell.gate
-    gate.start_collect()
-    for _ in range(number):
-        gate.commit(gate.start_collect().id)
-        gate.start_train()
-        gate.finish_train()
-        gate.publish()
-    for ticket in [gate.start_collect() for _ in range(number - 1)]:
-        parked = shell.request_commit(ticket, None, 0.0, 0.0, RealClock().waiter)
-        assert isinstance(parked, Parked)
-    return shell
+async def settle_seconds(number: int) -> float:
+    """A settle when all collects but the oldest wait for their commit, and that must come first."""
+    may_end = asyncio.Event()
+
+    async def slow() -> str:
+        await may_end.wait()
+        return "data"
+
+    async def quick() -> str:
+        return "data"
+
+    with AsyncTrainingCoordinator(number, num_collectors=number) as coordinator:
+        collects = [asyncio.create_task(coordinator.run_collect(slow))]
+        await asyncio.sleep(0)
+        for _ in range(number):
+            await coordinator.run_collect(quick)
+            await coordinator.run_train(quick)
+        collects += [asyncio.create_task(coordinator.run_collect(quick)) for _ in range(number - 1)]
+        while len(coordinator.waiting_batches) < number - 1:
+            await asyncio.sleep(0)
+        assert coordinator.collect_count == number
+        seconds = median_seconds(lambda: coordinator.set_active_collectors(number))  # which settles
+        may_end.set()
+        await collects[0]
+    await asyncio.gather(*collects, return_exceptions=True)
+    return seconds
 
 
 def median_seconds(step: Callable[[], object], number: int = 2000) -> float:
@@ -75,14 +86,14 @@ def put_ratio(policy: str, order: str) -> float:
 
 def settle_ratio() -> float:
     """A settle with many collectors over one with few."""
-    return median_seconds(waiting_collectors(MANY).settle) / median_seconds(waiting_collectors(FEW).settle)
+    return asyncio.run(settle_seconds(MANY)) / asyncio.run(settle_seconds(FEW))
 
 
 def cut_seconds() -> float:
     """How long the lock is held when a queue of 10,000 becomes one of 5,000."""
     coordinator = AsyncTrainingCoordinator(CUT_FROM, bound=Bound(staleness_policy="allow", queue_capacity=CUT_FROM))
     for _ in range(CUT_FROM):
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(dict)
     start = time.perf_counter()
     coordinator.set_queue_capacity(CUT_TO)
     seconds = time.perf_counter() - start

@@ -42,13 +42,13 @@ class ConfigError(LzeroAsyncError, ValueError):
 
 
 class GateTimeout(LzeroAsyncError, TimeoutError):
-    """A wait for the gate ran out; says which rule blocks, with its numbers. `origin` is the gate's shell."""
+    """A wait for the gate ran out; says which rule blocks, with its numbers. `origin` is the coordinator's stop signal."""
 
     origin: object = None
 
 
 class Stopped(LzeroAsyncError):
-    """The run has ended, so the call was released without being served. `origin` is the gate's shell."""
+    """The run has ended, so the call was released without being served. `origin` is the coordinator's stop signal."""
 
     origin: object = None
 

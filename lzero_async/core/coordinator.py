@@ -18,7 +18,7 @@ from lzero_async.core.activity import RoleActivity
 from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
 from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
 from lzero_async.core.gate import Gate
-from lzero_async.core.gatekeeper import GateShell, Holder
+from lzero_async.core.gatekeeper import Gatekeeper, Holder
 from lzero_async.core.resume import STATE_FORMAT, read_state
 from lzero_async.core.settings import Adaptation, Bound, Recovery, group_of, refuse_coroutine
 from lzero_async.core.stages import (
@@ -47,7 +47,7 @@ from lzero_async.errors import (
     ignore_refusals,
 )
 from lzero_async.threads import ThreadGroup
-from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, TrainReport
+from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, StopSignal, TrainReport
 from lzero_async.validation import (
     HIGH_DEGREE,
     auto_degree,
@@ -126,18 +126,18 @@ class AsyncTrainingCoordinator:
         if how:
             print(how, flush=True)
         self.clock: Clock = clock or RealClock()
-        self.shell = GateShell(gate, self.clock)
+        self._keeper = Gatekeeper(gate, self.clock)
         self.weights = WeightStore()
         self.enable_async_eval = bool(enable_async_eval)
         self._get_weights = get_weights
         self._trace = None if trace is None else TraceWriter(trace)
-        self.evaluator = BackgroundEvaluator(self.shell, eval_overlap, self._trace)
+        self.evaluator = BackgroundEvaluator(self._keeper, eval_overlap, self._trace)
         self._changes: deque[DegreeChange] = deque(maxlen=_KEPT_CHANGES)
         self.threads = ThreadGroup(self.clock, "lzero")
         self._run: EvalOwner | None = None
         self._left_behind = False
         self._parts = StageParts(
-            self.shell,
+            self._keeper,
             self.weights,
             priority=bound.priority,
             publish=self.publish,
@@ -147,9 +147,9 @@ class AsyncTrainingCoordinator:
             learner=recovery.learner,
         )
         self._parts.trace = self._trace
-        self.shell.locks += (self.weights.writing, self.threads.lock, *self.evaluator.locks)
+        self._keeper.locks += (self.weights.writing, self.threads.lock, *self.evaluator.locks)
         if self._trace is not None:
-            self.shell.locks.append(self._trace.lock)
+            self._keeper.locks.append(self._trace.lock)
         if get_weights is not None:
             self.weights.publish(get_weights(), 0)
         hear_refusals(self)
@@ -158,45 +158,72 @@ class AsyncTrainingCoordinator:
 
     def can_collect(self) -> bool:
         """Whether a collect could start now."""
-        with self.shell.lock:
-            return not self.shell.is_set() and self.shell.gate.collect_rule() is None
+        with self._keeper.lock:
+            return not self._keeper.signal.is_set() and self._keeper.gate.collect_rule() is None
 
     def can_train(self) -> bool:
         """Whether a batch could be trained now."""
-        with self.shell.lock:
-            return not self.shell.is_set() and self.shell.gate.train_rule() is None
+        with self._keeper.lock:
+            return not self._keeper.signal.is_set() and self._keeper.gate.train_rule() is None
 
     @property
     def collect_count(self) -> int:
         """Committed collects since the start or the last reset."""
-        return self.shell.recorder.count(self.shell.gate, "committed")
+        return self._keeper.recorder.count(self._keeper.gate, "committed")
 
     @property
     def train_count(self) -> int:
         """Finished trains since the start or the last reset; replays are counted apart."""
-        return self.shell.recorder.count(self.shell.gate, "trained")
+        return self._keeper.recorder.count(self._keeper.gate, "trained")
 
     @property
     def collect_train_lag(self) -> int:
         """Batches that wait for their train, the one being trained included."""
-        gate = self.shell.gate
+        gate = self._keeper.gate
         lag = len(gate.waiting)  # a full queue holds one more for the moment in which it drops one
         return lag if gate.capacity is None else min(lag, gate.capacity + 1)
 
     @property
     def off_policy_degree(self) -> int:
         """The bound in force."""
-        return self.shell.gate.degree
+        return self._keeper.gate.degree
 
     @property
     def is_synchronous(self) -> bool:
         """Whether the stages run strictly in turn."""
-        return self.shell.gate.degree == 0
+        return self._keeper.gate.degree == 0
+
+    @property
+    def version(self) -> int:
+        """The number of finished trains and replays, which the weights published next carry."""
+        return self._keeper.gate.version
+
+    @property
+    def waiting_batches(self) -> tuple[Any, ...]:
+        """The data of the batches that are not trained yet, in the order in which they were collected: the one being
+        trained, those that wait, and finished collects that the bound holds back."""
+        with self._keeper.lock:
+            return tuple(self._keeper.data.values())
+
+    @property
+    def last_was_replay(self) -> bool:
+        """Whether the newest train, finished or running, is an extra one on old data."""
+        return self._keeper.gate.replays_in_row > 0
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether the waiting batches are a queue that drops instead of holding collectors back (`queue_capacity`)."""
+        return self._keeper.gate.capacity is not None
+
+    @property
+    def stop_signal(self) -> StopSignal:
+        """Set while a run stops, and for good after `close()`: the same signal as every context's `stop`."""
+        return self._keeper.signal
 
     @property
     def num_collectors(self) -> int:
         """Collects that may run at once."""
-        return self.shell.gate.num_collectors
+        return self._keeper.gate.num_collectors
 
     @property
     def degree_changes(self) -> tuple[DegreeChange, ...]:
@@ -213,12 +240,12 @@ class AsyncTrainingCoordinator:
         """Show what the block does as work of a role of the application's own, in the trace and among the activities. The
         details are shown too, and the block may add some."""
         start = self.clock.now()
-        self.shell.activity.enter(role, name, start)
+        self._keeper.activity.enter(role, name, start)
         try:
             yield details
         finally:
             end = self.clock.now()
-            self.shell.activity.leave(role, end)
+            self._keeper.activity.leave(role, end)
             if self._trace is not None:
                 self._trace.span(role, name, start, end, **details)
 
@@ -227,26 +254,26 @@ class AsyncTrainingCoordinator:
         if self._trace is not None:
             raise ConfigError(f"A trace is written to {self._trace.path} already; leave one of the two out.")
         self._trace = self.evaluator.trace = self._parts.trace = TraceWriter(path)
-        self.shell.locks.append(self._trace.lock)
+        self._keeper.locks.append(self._trace.lock)
 
     def set_queue_capacity(self, capacity: int) -> None:
         """Change the length of a queue that has one; a shorter one drops what it has no room for."""
-        self.shell.set_capacity(capacity)
+        self._keeper.set_capacity(capacity)
 
     def set_active_collectors(self, number: int) -> None:
         """Let only so many of the collectors collect at once; the others wait, and collects that run go on."""
-        self.shell.set_active_collectors(number)
+        self._keeper.set_active_collectors(number)
 
     def count_restart(self) -> None:
         """Count the restart of a role that the loop does not restart itself."""
-        with self.shell.lock:
-            self.shell.recorder.sums["restarts"] += 1
+        with self._keeper.lock:
+            self._keeper.recorder.sums["restarts"] += 1
 
     def refused(self, kind: str) -> None:
         """Count and trace that the system refused this process a thread or an open file; see `tell_refusal`."""
         name, said = _REFUSED[kind]
-        with self.shell.lock:
-            self.shell.recorder.sums[name] += 1
+        with self._keeper.lock:
+            self._keeper.recorder.sums[name] += 1
         if self._trace is not None:
             self._trace.instant(LEARNER, said, self.clock.now())
 
@@ -309,15 +336,15 @@ class AsyncTrainingCoordinator:
         the next run do so, too."""
         holder = Holder()
         try:
-            version = self.shell.request_publication(holder)
+            version = self._keeper.request_publication(holder)
             if version is None:
                 return
             latest = self.weights.latest()
             if self._get_weights is not None and (latest is None or latest.version < version):
                 self.weights.publish(self._get_weights(), version)
-            self.shell.finish_publication()
+            self._keeper.finish_publication()
         except BaseException:
-            self.shell.let_go(holder)
+            self._keeper.let_go(holder)
             raise
 
     def poll_eval(self) -> EvalResult | None:
@@ -342,20 +369,25 @@ class AsyncTrainingCoordinator:
 
     # -- numbers and state -----------------------------------------------------------------------------------------------
 
+    def violations(self) -> list[str]:
+        """What is wrong with the account of the batches; an empty list, always. For tests and benchmarks."""
+        with self._keeper.lock:
+            return self._keeper.gate.violations()
+
     def get_statistics(self) -> dict[str, Any]:
         """A snapshot of counts, times (seconds), lag and staleness; the names are listed in docs/statistics.md."""
-        with self.shell.lock:
-            found = self.shell.recorder.snapshot(self.shell.gate)
+        with self._keeper.lock:
+            found = self._keeper.recorder.snapshot(self._keeper.gate)
         return {**found, "async_eval": self.enable_async_eval, "evals_skipped": self.evaluator.skipped}
 
     def queue_seconds(self) -> tuple[float, float]:
         """The seconds that batches have waited for a train, and the most that they could have; see `queue_fill`."""
-        with self.shell.lock:
-            return self.shell.recorder.queue_seconds()
+        with self._keeper.lock:
+            return self._keeper.recorder.queue_seconds()
 
     def get_activity(self) -> tuple[RoleActivity, ...]:
         """What each role does now, and its seconds of work, of waiting for the gate and of neither; cheap, from any thread."""
-        return self.shell.activity.snapshot(self.clock.now())
+        return self._keeper.activity.snapshot(self.clock.now())
 
     def print_statistics(self) -> None:
         """Print the statistics as a box."""
@@ -363,22 +395,22 @@ class AsyncTrainingCoordinator:
 
     def reset_counters(self) -> None:
         """Count from zero again. What waits, runs or is open goes on; versions do not change."""
-        with self.shell.lock:
-            self.shell.activity.reset(self.clock.now())
-            self.shell.recorder.reset({name: getattr(self.shell.gate, name) for name in COUNTERS})
+        with self._keeper.lock:
+            self._keeper.activity.reset(self.clock.now())
+            self._keeper.recorder.reset({name: getattr(self._keeper.gate, name) for name in COUNTERS})
 
     def state_dict(self, *, with_batches: bool = False) -> dict[str, Any]:
         """What a resumed run needs, as plain numbers; `with_batches` adds the data of the waiting batches as it is."""
-        with self.shell.lock:
-            gate = self.shell.gate
+        with self._keeper.lock:
+            gate = self._keeper.gate
             state: dict[str, Any] = {
                 "format": STATE_FORMAT,
                 "gate": gate.state_dict(),
-                "statistics": self.shell.recorder.state_dict(),
+                "statistics": self._keeper.recorder.state_dict(),
                 "adaptive": None if self._adaptive is None else self._adaptive.state_dict(),
             }
             if with_batches:
-                state["batches"] = [self.shell.data[ticket.id] for ticket in gate.waiting]
+                state["batches"] = [self._keeper.data[ticket.id] for ticket in gate.waiting]
             return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, batches: Sequence[Any] | None = None) -> None:
@@ -391,8 +423,8 @@ class AsyncTrainingCoordinator:
         adaptive = copy.copy(self._adaptive)
         if adaptive is not None and saved.adaptive is not None:
             adaptive.load_state_dict(saved.adaptive)
-        with self.shell.lock:
-            gate, data = self.shell.gate, self.shell.data
+        with self._keeper.lock:
+            gate, data = self._keeper.gate, self._keeper.data
             if gate.tickets or gate.running:
                 raise ConfigError(
                     f"A state is loaded before the run starts, but {len(gate.tickets)} collect(s) are open "
@@ -402,20 +434,20 @@ class AsyncTrainingCoordinator:
             data.clear()
             if saved.batches is not None:
                 data.update((ticket.id, saved.batches[ticket.id]) for ticket in gate.waiting)
-            self.shell.recorder = saved.recorder
+            self._keeper.recorder = saved.recorder
             self._adaptive = adaptive
             if adaptive is not None:
                 gate.set_degree(adaptive.degree)
             version = gate.version
         if self._get_weights is not None:
             self.weights.restart(self._get_weights(), version)
-        self.shell.settle()
+        self._keeper.settle()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def stop(self, reason: str = "stop", *, patient: bool = True) -> None:
-        """Ask a run to end; callable from any thread. See `GateShell.stop` for `patient`."""
-        self.shell.stop(Stopped(reason), patient=patient)
+        """Ask a run to end; callable from any thread. See `Gatekeeper.stop` for `patient`."""
+        self._keeper.stop(Stopped(reason), patient=patient)
         self.evaluator.nudge()
         self.threads.nudge()
 
@@ -426,7 +458,7 @@ class AsyncTrainingCoordinator:
         cannot be ended from outside; it is named in a warning.
         """
         duration("timeout", timeout, zero=True)
-        self.shell.stop(CoordinatorClosed("The coordinator is closed."), patient=False)
+        self._keeper.stop(CoordinatorClosed("The coordinator is closed."), patient=False)
         self.threads.nudge()
         deadline = self.clock.now() + timeout
         left = self.evaluator.close(timeout)
@@ -455,21 +487,22 @@ class AsyncTrainingCoordinator:
 
     def begin_run(self, run: EvalOwner) -> None:
         """Take the coordinator for one run; refuses a second one, and one while roles of an earlier run are left."""
-        self.shell.raise_if_closed()
+        if self._keeper.signal.closed:
+            self._keeper.signal.raise_if_set()
         left = self.threads.join(LEFT_BEHIND_PATIENCE) if self._run is None else []
         if left:
             raise LzeroAsyncError(
                 f"Roles of an earlier run are still inside their functions ({', '.join(left)}); close() the "
                 "coordinator, or let long functions look at context.stop."
             )
-        with self.shell.lock:
+        with self._keeper.lock:
             if self._run is not None:
                 raise LzeroAsyncError(
                     "This coordinator is in a run already; use another one, or wait until it has ended."
                 )
             self._run = run
         if self._left_behind:
-            self.shell.restart()
+            self._keeper.restart()
             self._left_behind = False
 
     def is_run_by(self, run: EvalOwner) -> bool:
@@ -480,7 +513,7 @@ class AsyncTrainingCoordinator:
         """Give the coordinator back; a stop stays in force until the last role has ended."""
         self._left_behind = bool(self.threads.alive())
         if not self._left_behind:
-            self.shell.restart()
+            self._keeper.restart()
         self._run = None
 
     # -- passing through the gate --------------------------------------------------------------------------------------
@@ -517,7 +550,9 @@ class AsyncTrainingCoordinator:
 
     def _eval_context(self) -> EvalContext:
         snapshot = self.weights.latest()
-        return EvalContext(self.shell.gate.version if snapshot is None else snapshot.version, snapshot, self.shell)
+        return EvalContext(
+            self._keeper.gate.version if snapshot is None else snapshot.version, snapshot, self._keeper.signal
+        )
 
     def _raise_background_failure(self) -> None:
         if self.evaluator.failed:
@@ -526,15 +561,15 @@ class AsyncTrainingCoordinator:
     def _after_train(self, result: Any, starved: bool) -> None:
         """Under the lock: take the train function's report into account."""
         if isinstance(result, TrainReport):
-            self.shell.recorder.sampled(result)
+            self._keeper.recorder.sampled(result)
         if self._adaptive is None:
             return
         before = self._adaptive.degree
         reason = self._adaptive.after_train(starved, drift_of(result))
         if reason is not None:
             after = self._adaptive.degree
-            self.shell.gate.set_degree(after)
-            self.shell.recorder.sums["degree_changes"] += 1
+            self._keeper.gate.set_degree(after)
+            self._keeper.recorder.sums["degree_changes"] += 1
             self._changes.append(DegreeChange(self.train_count, before, after, reason))
             if self._trace is not None:
                 self._trace.instant(LEARNER, f"degree {before} to {after}: {reason}", self.clock.now())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple, Protocol
 
-from lzero_async.core.gatekeeper import GateShell, MakeWaiter
+from lzero_async.core.gatekeeper import Gatekeeper, MakeWaiter
 from lzero_async.core.stages import is_coroutine_function
 from lzero_async.core.trace import EVALUATOR, TraceWriter
 from lzero_async.errors import ConfigError, GateTimeout, Stopped, tell_refusal
@@ -52,12 +52,12 @@ class BackgroundEvaluator:
     """Runs evaluations in a thread of its own, one at a time, and keeps the last result, or the exception, until somebody
     asks."""
 
-    def __init__(self, shell: GateShell, overlap: str, trace: TraceWriter | None) -> None:
-        self._shell = shell
+    def __init__(self, keeper: Gatekeeper, overlap: str, trace: TraceWriter | None) -> None:
+        self._keeper = keeper
         self._overlap = overlap
         self.trace = trace
         self._lock = threading.RLock()
-        self._threads = ThreadGroup(shell.clock, "lzero-evaluator")
+        self._threads = ThreadGroup(keeper.clock, "lzero-evaluator")
         self.locks = (self._lock, self._threads.lock)
         self._runner = LoopRunner()
         self._future: Future[Any] | None = None
@@ -75,7 +75,7 @@ class BackgroundEvaluator:
         """Start the evaluation, queue it or leave it out; with `wait`, return what to wait on before asking again."""
         try:
             with self._lock:
-                self._shell.raise_if_stopped()
+                self._keeper.signal.raise_if_set()
                 busy = self._current is not None or self._queued is not None
                 if busy and self._overlap == "wait":
                     return self._new_waiter(make_waiter)
@@ -90,7 +90,7 @@ class BackgroundEvaluator:
             self._threads.start(str(self._started), self._work)
             return None
         except BaseException:  # nobody may wait for what nobody evaluates
-            self._shell.unlock()
+            self._keeper.unlock()
             with self._lock:
                 if self._queued is job:
                     self._queued = None
@@ -110,7 +110,7 @@ class BackgroundEvaluator:
                     raise error
                 return self._last
         except BaseException:
-            self._shell.unlock()
+            self._keeper.unlock()
             raise
 
     def wait(self, timeout: float | None, run: EvalOwner | None = None) -> EvalResult | None:
@@ -119,11 +119,11 @@ class BackgroundEvaluator:
             self._wait(timeout, run)
             return self.last()
         except BaseException:
-            self._shell.unlock()
+            self._keeper.unlock()
             raise
 
     def _wait(self, timeout: float | None, run: EvalOwner | None) -> None:
-        clock = self._shell.clock
+        clock = self._keeper.clock
         deadline = None if timeout is None else clock.now() + timeout
         while True:
             with self._lock:
@@ -214,7 +214,7 @@ class BackgroundEvaluator:
 
     def _take(self) -> Job | None:
         with self._lock:
-            job = None if self._shell.closed else self._queued
+            job = None if self._keeper.signal.closed else self._queued
             self._queued, self._current, self._working = None, job, job is not None
         self.nudge()
         return job
@@ -240,14 +240,14 @@ class BackgroundEvaluator:
     def _given_up(self, error: BaseException | None) -> bool:
         """Whether an evaluation ended early because the run stops, which is no failure of it."""
         if isinstance(error, Stopped):
-            return error.origin is self._shell
+            return error.origin is self._keeper.signal
         cancelled = isinstance(error, (asyncio.CancelledError, CancelledError))
-        return cancelled and (self._closing or self._shell.is_set())
+        return cancelled and (self._closing or self._keeper.signal.is_set())
 
     def _evaluate(self, job: Job, runner: LoopRunner) -> tuple[EvalResult | None, BaseException | None]:
-        clock, context = self._shell.clock, job.context
+        clock, context = self._keeper.clock, job.context
         start = clock.now()
-        self._shell.activity.enter(EVALUATOR, "eval", start)
+        self._keeper.activity.enter(EVALUATOR, "eval", start)
         try:
             value = job.fn(context) if job.with_context else job.fn()
             if asyncio.iscoroutine(value):
@@ -267,10 +267,10 @@ class BackgroundEvaluator:
         finally:
             self._on_loop = self._future = None
             end = clock.now()
-            self._shell.activity.leave(EVALUATOR, end)
+            self._keeper.activity.leave(EVALUATOR, end)
         if job.wanted:
-            with self._shell.lock:
-                self._shell.recorder.ran("eval", start, end)
+            with self._keeper.lock:
+                self._keeper.recorder.ran("eval", start, end)
             if self.trace is not None:
                 self.trace.span(EVALUATOR, "eval", start, end, version=context.version)
         return EvalResult(context.version, value, end - start, context.snapshot), None

@@ -11,7 +11,6 @@ of a call, `let_go` knows what that call still holds, and `_mend` finds what was
 from __future__ import annotations
 
 import heapq
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,10 +19,9 @@ from typing import Any, Final
 from lzero_async.core.activity import Activity
 from lzero_async.core.gate import Gate, Ticket
 from lzero_async.core.statistics import Recorder
-from lzero_async.errors import CoordinatorClosed, GateTimeout, Stopped
+from lzero_async.core.stopping import RunStop
+from lzero_async.errors import GateTimeout, Stopped
 from lzero_async.types import Clock, Waiter
-
-log = logging.getLogger("lzero_async")
 
 REPLAY: Final = Ticket(-1, -1, -1)
 MakeWaiter = Callable[[], Waiter]
@@ -61,7 +59,7 @@ class Parked:
         return self.rank < other.rank
 
 
-class GateShell:
+class Gatekeeper:
     """A gate that many threads and event loops may use at once, and the numbers recorded under the same lock."""
 
     def __init__(self, gate: Gate, clock: Clock) -> None:
@@ -70,6 +68,7 @@ class GateShell:
         """Every lock that a call through the gate takes: an interrupt may leave it locked (see `let_go`)."""
         self.gate = gate
         self.clock = clock
+        self.signal = RunStop(clock, self.lock)
         self.recorder = Recorder()
         self._look_at_room()
         self.activity = Activity()
@@ -81,12 +80,9 @@ class GateShell:
         self._order = self._lines["eval"], self._lines["train"], self._lines["collect"]
         self._commits: list[Parked] = []  # a heap: the first deadline first, since where that may not go, none may
         self._arrivals = 0
-        self._sleepers: dict[int, Waiter] = {}
-        self._listeners: dict[int, Callable[[str], None]] = {}
         self._max_collect: int | None = None
         self._max_train: int | None = None
         self._limited = False
-        self._stop: Stopped | None = None
         self._patient = False
         self._orphans: deque[Callable[[], None]] = deque()
         self._starved = False
@@ -96,9 +92,10 @@ class GateShell:
 
     def request_collect(self, make_waiter: MakeWaiter, holder: Holder = ANYBODY) -> Ticket | Parked:
         """Ask to start a collect."""
+        signal = self.signal
         with self.lock:
-            if self._stop is not None:
-                self._raise_if_stopped()
+            if signal.error is not None:
+                signal.raise_if_set()
             if (ticket := self._try_collect()) is not None:
                 self._holders[ticket.id] = holder
                 return ticket
@@ -132,9 +129,10 @@ class GateShell:
 
     def request_train(self, make_waiter: MakeWaiter, holder: Holder = ANYBODY) -> Ticket | Parked:
         """Ask to train the oldest batch, or, if none waits and the rules allow it, to replay."""
+        signal = self.signal
         with self.lock:
-            if self._stop is not None:
-                self._raise_if_stopped()
+            if signal.error is not None:
+                signal.raise_if_set()
             gate = self.gate
             may_start = gate.waiting or gate.max_train_ahead
             if may_start and not self._lines["train"] and (ticket := self._start_train()) is not None:
@@ -148,7 +146,7 @@ class GateShell:
     def request_eval(self, make_waiter: MakeWaiter, holder: Holder = ANYBODY) -> Ticket | Parked:
         """Ask for the learner's turn to evaluate."""
         with self.lock:
-            self._raise_if_stopped()
+            self.signal.raise_if_set()
             if self.gate.eval_rule() is None:
                 ticket = self._start_eval()
                 self._turn = holder
@@ -189,7 +187,7 @@ class GateShell:
                 self._count_wait(parked)
             waited = self.clock.now() - parked.since
             error = GateTimeout(f"Waited {waited:.3g} s in vain to {_DOING[parked.kind]}: {why}.")
-            error.origin = self
+            error.origin = self.signal
             raise error
 
     def let_go(self, holder: Holder, **how: Any) -> None:
@@ -387,87 +385,25 @@ class GateShell:
         """Release every waiter with `error`. A patient stop lets finished collects wait for their commit while a train
         or another collect still runs that could make room; otherwise they are abandoned now. Closing is for good."""
         with self.lock:
-            if self._stop is None or isinstance(error, CoordinatorClosed):
-                self._stop = error
-            self._patient = patient and not isinstance(self._stop, CoordinatorClosed)
+            self.signal.set(error)
+            self._patient = patient and not self.signal.closed
             for kind in ("collect", "train", "eval"):
                 while self._lines[kind]:
                     self._release(self._lines[kind][0])
-            for waiter in self._sleepers.values():
-                waiter.wake()
-            self._sleepers.clear()
             self._settle()
-            listeners, reason = list(self._listeners.values()), str(self._stop)
-        for listener in listeners:
-            try:
-                listener(reason)
-            except Exception:  # of somebody's code: the others are told all the same
-                log.exception("a listener to the stop failed")
-
-    def listen(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Call `listener(reason)` at every stop, at once if it is stopping already; return what ends this."""
-        key = id(listener)
-        with self.lock:
-            self._listeners[key] = listener
-            reason = None if self._stop is None else str(self._stop)
-        if reason is not None:
-            listener(reason)
-        return lambda: self._forget_listener(key)
-
-    def _forget_listener(self, key: int) -> None:
-        with self.lock:
-            self._listeners.pop(key, None)
+        self.signal.tell()
 
     def restart(self) -> None:
         """Forget a stop, unless it was a close: its run has ended and none of its roles is left."""
         with self.lock:
-            if not isinstance(self._stop, CoordinatorClosed):
-                self._stop = None
+            self.signal.clear()
             self._settle()
-
-    def raise_if_stopped(self) -> None:
-        """Raise what a request would raise now."""
-        with self.lock:
-            self._raise_if_stopped()
-
-    def raise_if_closed(self) -> None:
-        """Raise if it was closed for good."""
-        if self.closed:
-            self.raise_if_stopped()
 
     def settle(self) -> None:
         """Serve whoever can go after the state was changed from outside."""
         with self.lock:
             self._look_at_room()
             self._settle()
-
-    def is_set(self) -> bool:
-        """Whether the run is stopping."""
-        return self._stop is not None
-
-    @property
-    def stop_reason(self) -> str:
-        """Why the run is stopping; empty while it is not."""
-        return "" if self._stop is None else str(self._stop)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed for good."""
-        return isinstance(self._stop, CoordinatorClosed)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait this long or until the run stops; return whether it stops."""
-        waiter = self.clock.waiter()
-        with self.lock:
-            if self._stop is not None:
-                return True
-            self._sleepers[id(waiter)] = waiter
-        try:
-            waiter.wait(seconds)
-        finally:
-            with self.lock:
-                self._sleepers.pop(id(waiter), None)
-        return self._stop is not None
 
     # -- under the lock ------------------------------------------------------------------------------------------------
 
@@ -513,18 +449,18 @@ class GateShell:
             self._serve(parked, parked.ticket)
             self.recorder.lag_is(len(self.gate.waiting))
             return True
-        if self._stop is None:
+        if self.signal.error is None:
             return False
         if self._patient and (self.gate.running in ("train", "replay") or len(self.gate.tickets) > len(line)):
             return False
         for parked in line:
             assert parked.ticket is not None
-            if self.closed or parked.holder.run is not None:
+            if self.signal.closed or parked.holder.run is not None:
                 self._abandon(parked.ticket)
                 self._release(parked)
                 return bool(line)
             if parked.error is None:
-                self._tell(parked, self._stop)
+                self._tell(parked, self.signal.error)
         return False
 
     def _park(self, parked: Parked) -> Parked:
@@ -585,7 +521,7 @@ class GateShell:
 
     def _release(self, parked: Parked, error: Stopped | None = None) -> None:
         """Let a request go without what it waits for."""
-        error = error or self._stop
+        error = error or self.signal.error
         assert error is not None
         if parked.error is None:
             self._tell(parked, error)
@@ -593,21 +529,11 @@ class GateShell:
 
     def _tell(self, parked: Parked, error: Stopped) -> None:
         self._count_wait(parked)
-        parked.error = self._copy(error)
+        parked.error = self.signal.copy(error)
         self._wake(parked)
-
-    def _copy(self, error: Stopped) -> Stopped:
-        """An exception of its own for each thread, so that tracebacks do not mix."""
-        copy = type(error)(*error.args)
-        copy.origin = self
-        return copy
 
     def _count_wait(self, parked: Parked) -> None:
         self.recorder.waited("collect" if parked.kind == "commit" else parked.kind, self.clock.now() - parked.since)
-
-    def _raise_if_stopped(self) -> None:
-        if self._stop is not None:
-            raise self._copy(self._stop)
 
     def _try_collect(self) -> Ticket | None:
         return None if self._limited and self._limit_rule() is not None else self.gate.try_collect()

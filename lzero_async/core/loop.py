@@ -84,7 +84,7 @@ def run(
     try:
         return one.run(handle_signals, print_statistics)
     except BaseException:
-        coordinator.shell.unlock()
+        coordinator._keeper.unlock()
         raise
 
 
@@ -142,7 +142,8 @@ class _Run:
                 "`await asyncio.to_thread(coordinator.run, ...)`."
             )
         self.coordinator = coordinator
-        self.shell = coordinator.shell
+        self.keeper = coordinator._keeper
+        self.signal = self.keeper.signal
         self.clock = coordinator.clock
         self.collect_fn, self.train_fn = collect_fn, train_fn
         self.eval_fn = None if eval_fn is None else scores.confirming(eval_fn)
@@ -171,14 +172,14 @@ class _Run:
             if print_statistics:
                 coordinator.print_statistics()
         except BaseException as error:  # refused, or interrupted between any two lines
-            self.shell.heal()
+            self.keeper.heal()
             if not coordinator.is_run_by(self):
                 raise
             self._fail(error)
             self._wind_up()
         if self.failure is not None:
             raise self.failure
-        reason = "closed" if self.shell.closed else self.reason
+        reason = "closed" if self.signal.closed else self.reason
         return RunResult(reason, coordinator.get_statistics(), self.scores.best, self.scores.last)
 
     def _try_to_work(self, handle_signals: bool) -> None:
@@ -190,7 +191,7 @@ class _Run:
     def _work(self, handle_signals: bool) -> None:
         """From the first stage to the last."""
         coordinator = self.coordinator
-        self.shell.begin_run(self.max_collect, self.max_train)
+        self.keeper.begin_run(self.max_collect, self.max_train)
         coordinator.publish()
         self.deadline = None if self.max_seconds is None else self.clock.now() + self.max_seconds
         if handle_signals:
@@ -206,7 +207,7 @@ class _Run:
         """Leave nothing running that can be ended, deliver what has arrived, and make the coordinator usable again. After an
         interrupt it is done once more."""
         coordinator = self.coordinator
-        self.shell.heal()
+        self.keeper.heal()
         self.signals.restore()
         coordinator.stop(self.reason or "the run has ended", patient=False)
         for runner in self.runners:
@@ -219,7 +220,7 @@ class _Run:
             self.scores.deliver()
         except BaseException as error:
             self._fail(error)
-        self.shell.set_limits(None, None)
+        self.keeper.set_limits(None, None)
         coordinator.end_run()
 
     # -- the learner: the loop itself ----------------------------------------------------------------------------------
@@ -231,28 +232,28 @@ class _Run:
             while not self._ended() and not self._asked_to_stop():
                 if here and (not self._collect_here(runner) or self._time_is_over()):
                     break
-                replayed = self.shell.gate.replayed
+                replayed = self.keeper.gate.replayed
                 self._call(runner, coordinator.train_stage(self), self.train_fn, self._time_left())
-                if self.shell.gate.replayed == replayed:
+                if self.keeper.gate.replayed == replayed:
                     self._evaluate_if_due(runner)
                 self.scores.deliver()
                 if self.after_train is not None:
                     self.after_train()
         except GateTimeout as error:
-            if error.origin is not self.shell or not self._time_is_over():  # else one of the user's own waits
+            if error.origin is not self.signal or not self._time_is_over():  # else one of the user's own waits
                 raise
         except Stopped as error:
-            if error.origin is not self.shell:
+            if error.origin is not self.signal:
                 raise
-            self._end(self.shell.stop_reason or str(error))  # a stage that gave up only says that the run is stopping
+            self._end(self.signal.stop_reason or str(error))  # a stage that gave up only says that the run is stopping
         finally:
             runner.close()
             coordinator.stop(self.reason or "the learner ended", patient=self.patient)
 
     def _ended(self) -> bool:
-        coordinator, gate, left = self.coordinator, self.shell.gate, self._time_left()
-        if self.shell.is_set():
-            self._end(self.shell.stop_reason)
+        coordinator, gate, left = self.coordinator, self.keeper.gate, self._time_left()
+        if self.signal.is_set():
+            self._end(self.signal.stop_reason)
         elif self.max_train is not None and coordinator.train_count >= self.max_train:
             self._end("max_train")
         elif self._all_collected() and not (gate.waiting or gate.tickets):
@@ -291,7 +292,7 @@ class _Run:
             if not self._time_is_over():
                 raise
         except Stopped as error:
-            if error.origin is not self.shell:
+            if error.origin is not self.signal:
                 raise
 
     def _evaluate(self, runner: LoopRunner) -> None:
@@ -312,9 +313,9 @@ class _Run:
     def _collect_here(self, runner: LoopRunner) -> bool:
         """Degree 0: collect the batch to train next, unless one is owed; return whether there is one."""
         failures = 0
-        while not self.shell.gate.waiting and not self._ended():
+        while not self.keeper.gate.waiting and not self._ended():
             failures = self._collect_once(0, runner, failures, self._time_left())
-        return bool(self.shell.gate.waiting)
+        return bool(self.keeper.gate.waiting)
 
     def _collect_on_and_on(self, worker: int) -> None:
         """The body of a collector thread."""
@@ -324,7 +325,7 @@ class _Run:
             while True:
                 failures = self._collect_once(worker, runner, failures)
         except Stopped as error:
-            if error.origin is not self.shell:
+            if error.origin is not self.signal:
                 raise
         except Exception as error:
             if not self._retire(worker, error, failures + 1):
@@ -334,13 +335,13 @@ class _Run:
 
     def _retire(self, worker: int, error: Exception, failures: int) -> bool:
         """A collector failed too often, or could not be restarted: go on without it if another one is left; return whether."""
-        shell, coordinator = self.shell, self.coordinator
-        with shell.lock:
+        keeper, coordinator = self.keeper, self.coordinator
+        with keeper.lock:
             hopeless = self.collectors_left <= 1 or self._is_refused(worker, error, 0)
-            if coordinator.recovery.on_failure != "restart" or shell.is_set() or hopeless:
+            if coordinator.recovery.on_failure != "restart" or self.signal.is_set() or hopeless:
                 return False
             self.collectors_left -= 1
-            shell.recorder.sums["retired"] += 1
+            keeper.recorder.sums["retired"] += 1
         log.error("collector %d failed %s and is retired; the others go on: %r", worker,
                   f"{failures} times in a row" if failures > 1 else "once", error)  # fmt: skip
         if self.on_retire is not None:
@@ -349,13 +350,13 @@ class _Run:
 
     def _collect_once(self, worker: int, runner: LoopRunner, failures: int, timeout: float | None = None) -> int:
         """Collect one batch; return the failures in a row. By `on_failure`, a failure ends the run or costs a pause."""
-        coordinator, shell = self.coordinator, self.shell
+        coordinator = self.coordinator
         try:
             self._call(runner, coordinator.collect_stage(worker, self), self.collect_fn, timeout)
             self.proven.add(worker)
             return 0
         except Exception as error:
-            if getattr(error, "origin", None) is shell:
+            if getattr(error, "origin", None) is self.signal:
                 raise
             if self._is_refused(worker, error, failures):
                 raise
@@ -366,11 +367,11 @@ class _Run:
 
     def _pause_after(self, who: str, error: Exception, failures: int) -> None:
         """A role failed: by `on_failure`, raise that, or count and log it and wait for its back-off."""
-        coordinator, shell = self.coordinator, self.shell
+        coordinator, keeper = self.coordinator, self.keeper
         tell_refusal(error)
-        if coordinator.recovery.on_failure == "restart" and shell.is_set():  # its work was to be given up anyway
+        if coordinator.recovery.on_failure == "restart" and self.signal.is_set():  # its work was to be given up anyway
             log.warning("%s failed while the run was stopping: %r", who, error)
-            shell.raise_if_stopped()
+            self.signal.raise_if_set()
         if coordinator.recovery.on_failure != "restart" or failures >= coordinator.recovery.max_restarts:
             raise error
         pause = backoff(coordinator.recovery.restart_backoff, failures)
@@ -380,10 +381,10 @@ class _Run:
             "%s failed (%r); restart %d of at most %d in %.3g s",
             who, error, failures + 1, coordinator.recovery.max_restarts, pause, exc_info=self._first_of_its_kind(error),
         )  # fmt: skip
-        with shell.lock:
-            shell.recorder.sums["restarts"] += 1
-        if shell.wait(pause):
-            shell.raise_if_stopped()
+        with keeper.lock:
+            keeper.recorder.sums["restarts"] += 1
+        if self.signal.wait(pause):
+            self.signal.raise_if_set()
 
     def _is_refused(self, worker: int, error: Exception, failures: int) -> bool:
         """Whether a collector cannot be used at all. What cannot be used does not become usable; but of one that had come
@@ -400,22 +401,22 @@ class _Run:
 
     def _work_on_and_on(self, name: str) -> None:
         """The body of a background role's thread."""
-        work, context = self.background[name], BackgroundContext(name, self.shell)
+        work, context = self.background[name], BackgroundContext(name, self.signal)
         failures = 0
         try:
-            while not self.shell.is_set():
+            while not self.signal.is_set():
                 try:
                     work(context)
                     failures = 0
                 except Exception as error:
-                    if getattr(error, "origin", None) is self.shell:
+                    if getattr(error, "origin", None) is self.signal:
                         raise
                     if isinstance(error, ConfigError) and not failures:  # what cannot be used does not become usable
                         raise
                     self._pause_after(name, error, failures)
                     failures += 1
         except Stopped as error:
-            if error.origin is not self.shell:
+            if error.origin is not self.signal:
                 raise
 
     # -- threads -------------------------------------------------------------------------------------------------------
@@ -431,23 +432,23 @@ class _Run:
 
     def _supervise(self) -> None:
         """Wait for the roles to end; when one failed or the stop is not patient, only for a moment."""
-        threads, shell = self.coordinator.threads, self.shell
+        threads, signal = self.coordinator.threads, self.signal
         hurry: float | None = None
         changes = 0
         while threads.alive():
-            if self._time_is_over() and not shell.is_set():
+            if self._time_is_over() and not signal.is_set():
                 self.coordinator.stop(self.reason, patient=self.patient)
             failed = bool(threads.failures or self.failure)
-            if hurry is None and (failed or shell.closed or (shell.is_set() and not self.patient)):
+            if hurry is None and (failed or signal.closed or (signal.is_set() and not self.patient)):
                 self.hurried = True
                 hurry = self.clock.now() + GRACE
-                if shell.is_set() and not failed:
-                    self._end(shell.stop_reason)
+                if signal.is_set() and not failed:
+                    self._end(signal.stop_reason)
                 self.coordinator.stop("another role failed", patient=False)
                 for runner in self.runners:
                     runner.cancel()
             left = None if hurry is None else hurry - self.clock.now()
-            if left is None and not shell.is_set():
+            if left is None and not signal.is_set():
                 left = self._time_left()
             elif left is not None and left <= 0:
                 log.warning("left behind, still inside their functions: %s", ", ".join(threads.alive()))
@@ -485,7 +486,7 @@ class _Run:
         try:
             return runner.run(passing)
         except asyncio.CancelledError:
-            self.shell.raise_if_stopped()
+            self.signal.raise_if_set()
             raise
 
     # -- evaluations ---------------------------------------------------------------------------------------------------
@@ -504,7 +505,7 @@ class _Run:
 
     def _await_evaluation(self) -> None:
         """An evaluation that still runs at the end: let it finish, or leave it, as `on_stop` says."""
-        if self.failure is None and not self.shell.closed:
+        if self.failure is None and not self.signal.closed:
             evaluator = self.coordinator.evaluator
             if self.patient:
                 if self.reason not in ("max_train", "max_collect"):

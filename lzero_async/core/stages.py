@@ -18,7 +18,7 @@ from typing import Any, Final
 from lzero_async.clock import RealClock
 from lzero_async.core.activity import ACTIVE, WAITING
 from lzero_async.core.gate import Ticket
-from lzero_async.core.gatekeeper import REPLAY, GateShell, Holder, MakeWaiter, Parked
+from lzero_async.core.gatekeeper import REPLAY, Gatekeeper, Holder, MakeWaiter, Parked
 from lzero_async.core.trace import EVALUATOR, LEARNER, TraceWriter, collector
 from lzero_async.core.weights import WeightStore
 from lzero_async.errors import ConfigError, Stopped, tell_refusal
@@ -35,7 +35,7 @@ class StageParts:
 
     def __init__(
         self,
-        shell: GateShell,
+        keeper: Gatekeeper,
         weights: WeightStore,
         *,
         priority: Callable[[Any], float] | None,
@@ -45,7 +45,7 @@ class StageParts:
         retries: int,
         learner: LearnerState | None,
     ) -> None:
-        self.shell, self.weights = shell, weights
+        self.keeper, self.weights = keeper, weights
         self.trace: TraceWriter | None = None
         self.priority, self.publish = priority, publish
         self.get_weights, self.after = get_weights, after
@@ -64,7 +64,7 @@ class Stage(Holder):
 
     def __init__(self, parts: StageParts, run: object) -> None:
         self.parts = parts
-        self.shell = parts.shell
+        self.keeper = parts.keeper
         self.run = run
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
@@ -74,19 +74,19 @@ class Stage(Holder):
     def enter(self, ticket: Ticket) -> None:
         """The stage may start."""
         self.ticket = ticket
-        self.start = self.shell.clock.now()
+        self.start = self.keeper.clock.now()
         self.began()
 
     def began(self) -> None:
         """Tell whoever looks on that the stage is at work."""
         self.shown = ACTIVE
-        self.shell.activity.enter(self.track, self.name, self.start)
+        self.keeper.activity.enter(self.track, self.name, self.start)
         if self.parts.trace is not None:
-            self.parts.trace.counters(self.start, **_counters(self.shell))
+            self.parts.trace.counters(self.start, **_counters(self.keeper))
 
     def ended(self, now: float) -> None:
         """Tell whoever looks on that it is not any more."""
-        self.shell.activity.leave(self.track, now)
+        self.keeper.activity.leave(self.track, now)
         self.shown = ""
 
     def context(self) -> Any:
@@ -107,16 +107,16 @@ class Stage(Holder):
 
     def let_go(self, error: BaseException, *, locked: bool = False) -> None:
         """The call ends with `error`, from the function or from anywhere else: nothing may be left behind."""
-        now = self.shell.clock.now()
+        now = self.keeper.clock.now()
         given_up = isinstance(error, _GIVEN_UP)
-        let_go = self.shell.let_go_locked if locked else self.shell.let_go
+        let_go = self.keeper.let_go_locked if locked else self.keeper.let_go
         let_go(self, failed=not given_up, result=self.result, finish=self.finish, since=self.start)
         tell_refusal(error)
         if self.shown == ACTIVE:
             self.ended(now)
             self.show_failure(error, now)
         elif self.shown:
-            self.shell.activity.leave(self.track, now, WAITING)
+            self.keeper.activity.leave(self.track, now, WAITING)
 
     def show_failure(self, error: BaseException, end: float) -> None:
         """Trace the end without a result, which is a failure unless the run has ended."""
@@ -127,18 +127,18 @@ class Stage(Holder):
     def waits(self, parked: Parked) -> None:
         """A wait begins."""
         self.shown = WAITING
-        self.shell.activity.enter(self.track, f"wait {parked.kind}", parked.since, WAITING)
+        self.keeper.activity.enter(self.track, f"wait {parked.kind}", parked.since, WAITING)
 
     def waited(self, parked: Parked) -> Ticket:
         """A wait is over: trace it, and return what was granted."""
-        end = self.shell.clock.now()
-        self.shell.activity.leave(self.track, end, WAITING)
+        end = self.keeper.clock.now()
+        self.keeper.activity.leave(self.track, end, WAITING)
         self.shown = ""
         if self.parts.trace is not None:
             self.parts.trace.span(self.track, f"wait {parked.kind}", parked.since, end)
             if parked.kind == "commit":
-                self.parts.trace.counters(end, **_counters(self.shell))
-        return self.shell.served(parked)
+                self.parts.trace.counters(end, **_counters(self.keeper))
+        return self.keeper.served(parked)
 
 
 class CollectStage(Stage):
@@ -148,31 +148,31 @@ class CollectStage(Stage):
 
     def __init__(self, parts: StageParts, run: object, worker: int) -> None:
         self.parts = parts
-        self.shell = parts.shell
+        self.keeper = parts.keeper
         self.run = run
         self.track = collector(worker)
         self.worker = worker
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
-        gate = self.shell.gate
+        gate = self.keeper.gate
         if gate.version - gate.published >= gate.publish_every:
             self.parts.publish()
-        return self.shell.request_collect(make_waiter, self)
+        return self.keeper.request_collect(make_waiter, self)
 
     def context(self) -> CollectContext:
         ticket = self.ticket
-        return CollectContext(self.worker, ticket.id, ticket.version, self.parts.weights.latest(), self.shell)
+        return CollectContext(self.worker, ticket.id, ticket.version, self.parts.weights.latest(), self.keeper.signal)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
-        shell, ticket = self.shell, self.ticket
-        end = shell.clock.now()
+        keeper, ticket = self.keeper, self.ticket
+        end = keeper.clock.now()
         priority = self._ranked(result)
         self.ended(end)
         if self.parts.trace is not None:
             self.parts.trace.collect(self.track, self.start, end, ticket.id, ticket.version)
-        left = shell.request_commit(ticket, result, self.start, end, make_waiter, priority, self)
+        left = keeper.request_commit(ticket, result, self.start, end, make_waiter, priority, self)
         if self.parts.trace is not None:
-            self.parts.trace.counters(end, **_counters(shell))
+            self.parts.trace.counters(end, **_counters(keeper))
         return left
 
     def _ranked(self, result: Any) -> float:
@@ -194,57 +194,57 @@ class TrainStage(Stage):
 
     def __init__(self, parts: StageParts, run: object) -> None:
         self.parts = parts
-        self.shell = parts.shell
+        self.keeper = parts.keeper
         self.run = run
         self._retries = parts.retries
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
-        gate = self.shell.gate
+        gate = self.keeper.gate
         if gate.version - gate.published >= gate.publish_every:  # collectors may be waiting for that already
             self.parts.publish()
-        return self.shell.request_train(make_waiter, self)
+        return self.keeper.request_train(make_waiter, self)
 
     def enter(self, ticket: Ticket) -> None:
         self.ticket = ticket
         if self._retries and self.parts.learner is not None:
             self._before = copy.deepcopy(self.parts.learner.state_dict())  # torch's state_dict holds references
-        self.start = self.shell.clock.now()
+        self.start = self.keeper.clock.now()
         self.began()
 
     def context(self) -> Batch:
-        shell, ticket = self.shell, self.ticket
+        keeper, ticket = self.keeper, self.ticket
         if ticket is REPLAY:
-            return Batch(-1, None, shell.gate.version, 0, True, shell)
-        staleness = shell.gate.version - ticket.version
-        return Batch(ticket.id, shell.data[ticket.id], ticket.version, staleness, False, shell)
+            return Batch(-1, None, keeper.gate.version, 0, True, keeper.signal)
+        staleness = keeper.gate.version - ticket.version
+        return Batch(ticket.id, keeper.data[ticket.id], ticket.version, staleness, False, keeper.signal)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
-        shell, gate = self.shell, self.shell.gate
-        end = shell.clock.now()
+        keeper, gate = self.keeper, self.keeper.gate
+        end = keeper.clock.now()
         version = gate.version + 1
         if version - gate.published >= gate.publish_every and self.parts.get_weights is not None:
             self.parts.weights.publish(self.parts.get_weights(), version)
             if self.parts.trace is not None:
-                self.parts.trace.published(end, shell.clock.now(), version)
-        self.ended(shell.clock.now())
+                self.parts.trace.published(end, keeper.clock.now(), version)
+        self.ended(keeper.clock.now())
         self._finish(end)
         if self.parts.trace is not None:
             self._show(end, version)
-            self.parts.trace.counters(shell.clock.now(), **_counters(shell))
+            self.parts.trace.counters(keeper.clock.now(), **_counters(keeper))
         return None
 
     def finish(self) -> None:
-        self._finish(self.shell.clock.now())
+        self._finish(self.keeper.clock.now())
 
     def _finish(self, end: float) -> None:
         assert self.result is not None
-        gate = self.shell.gate
+        gate = self.keeper.gate
         version = gate.version + 1
         published = version - gate.published >= gate.publish_every
         if published and self.parts.get_weights is not None:
             latest = self.parts.weights.latest()
             published = latest is not None and latest.version == version
-        self.shell.finish_train(self.start, end, published, self.parts.after, self.result[0])
+        self.keeper.finish_train(self.start, end, published, self.parts.after, self.result[0])
 
     def _show(self, end: float, version: int) -> None:
         assert self.parts.trace is not None
@@ -255,14 +255,14 @@ class TrainStage(Stage):
 
     def again(self, error: BaseException) -> bool:
         again = self._retries > 0 and self._before is not None and isinstance(error, Exception)
-        if not again or self.parts.learner is None or self.shell.is_set():
+        if not again or self.parts.learner is None or self.keeper.signal.is_set():
             return False
         self._retries -= 1
         tell_refusal(error)
-        end = self.shell.clock.now()
+        end = self.keeper.clock.now()
         self.ended(end)
         self.show_failure(error, end)
-        known = self.shell.count_failed_train(self.start, end, error)
+        known = self.keeper.count_failed_train(self.start, end, error)
         log.warning(
             "train failed (%r); it is tried again from the state before it, at most %d more time(s)",
             error, self._retries + 1, exc_info=None if known else error,
@@ -278,24 +278,24 @@ class EvalStage(Stage):
 
     def began(self) -> None:
         self.shown = ACTIVE
-        self.shell.activity.enter(EVALUATOR, self.name, self.start)
-        self.shell.activity.enter(LEARNER, "wait eval", self.start, WAITING)
+        self.keeper.activity.enter(EVALUATOR, self.name, self.start)
+        self.keeper.activity.enter(LEARNER, "wait eval", self.start, WAITING)
 
     def ended(self, now: float) -> None:
-        self.shell.activity.leave(EVALUATOR, now)
-        self.shell.activity.leave(LEARNER, now, WAITING)
+        self.keeper.activity.leave(EVALUATOR, now)
+        self.keeper.activity.leave(LEARNER, now, WAITING)
         self.shown = ""
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
-        return self.shell.request_eval(make_waiter, self)
+        return self.keeper.request_eval(make_waiter, self)
 
     def context(self) -> EvalContext:
         snapshot = self.parts.weights.latest()
-        return EvalContext(self.ticket.version if snapshot is None else snapshot.version, snapshot, self.shell)
+        return EvalContext(self.ticket.version if snapshot is None else snapshot.version, snapshot, self.keeper.signal)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
-        end = self.shell.clock.now()
-        self.shell.finish_eval(self.start, end, failed=False)
+        end = self.keeper.clock.now()
+        self.keeper.finish_eval(self.start, end, failed=False)
         self.ended(end)
         if self.parts.trace is not None:
             self.parts.trace.span(LEARNER, "eval", self.start, end, version=self.ticket.version)
@@ -315,7 +315,7 @@ def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeo
 
 
 def _pass_through(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
-    make_waiter = stage.shell.clock.waiter
+    make_waiter = stage.keeper.clock.waiter
     asked = stage.ask(make_waiter)
     ticket = stage.ticket = asked if isinstance(asked, Ticket) else _block(stage, asked, timeout)
     while stage.result is None:
@@ -349,7 +349,7 @@ async def run_awaitable(
     try:
         return await _await_through(stage, fn, with_context, timeout)
     except GeneratorExit as error:  # the garbage collector ends a task whose loop is closed, maybe under the lock
-        stage.shell.when_unlocked(partial(stage.let_go, error, locked=True))
+        stage.keeper.when_unlocked(partial(stage.let_go, error, locked=True))
         raise
     except BaseException as error:
         stage.let_go(error)
@@ -359,7 +359,7 @@ async def run_awaitable(
 async def _await_through(
     stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
 ) -> Any:
-    if not isinstance(stage.shell.clock, RealClock):
+    if not isinstance(stage.keeper.clock, RealClock):
         raise ConfigError("A virtual clock knows threads only; run coroutine functions on the real clock.")
     loop = asyncio.get_running_loop()
 
@@ -388,10 +388,10 @@ async def _pause(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
     return stage.waited(parked)
 
 
-def _counters(shell: GateShell) -> dict[str, int]:
+def _counters(keeper: Gatekeeper) -> dict[str, int]:
     """What the trace counts, as it is now."""
-    gate = shell.gate
-    with shell.lock:  # a full queue holds one more for the moment in which it drops one
+    gate = keeper.gate
+    with keeper.lock:  # a full queue holds one more for the moment in which it drops one
         lag = len(gate.waiting)
         queue = lag - (gate.running == "train")
         counters = {"lag": lag, "queue": queue, "open_collects": len(gate.tickets), "degree": gate.degree}

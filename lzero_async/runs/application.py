@@ -535,7 +535,7 @@ class ScoredApplication(Application):
         """Evaluate the last weights once more; None without an evaluator."""
         if self.evaluator is None:
             return None
-        version, weights = self.coordinator.shell.gate.version, self.learner.call("weights")
+        version, weights = self.coordinator.version, self.learner.call("weights")
         row = self._evaluate(version, weights, CallStop())
         if not self.target_reached:  # the best weights are confirmed then, which a single evaluation does not outdo
             self._keep_best(row["mean_return"], version, weights)

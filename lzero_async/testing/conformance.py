@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from lzero_async.clock import RealClock
-from lzero_async.core.gate import Gate
-from lzero_async.core.gatekeeper import GateShell
+from lzero_async.core.stopping import RunStop
 from lzero_async.errors import GateTimeout, RemoteError, Stopped, WorkerDied
 from lzero_async.testing.fakes import Block
 from lzero_async.threads import ThreadGroup
@@ -306,8 +305,8 @@ def _gate() -> Iterator[tuple[str, Callable[[], None]]]:
         yield name, release
 
 
-def _shell() -> GateShell:
-    return GateShell(Gate(1), RealClock())
+def _stop() -> RunStop:
+    return RunStop(RealClock())
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------------
@@ -395,17 +394,17 @@ def whoever_is_ready_can_be_waited_for(backend: Backend) -> None:
 def a_stop_ends_the_wait_for_a_role(backend: Backend) -> None:
     """However long the role takes to be made. (A role of this process is made by its first call: nobody waits for it.)"""
     worker, events = _started(backend, Slow)
-    shell = _shell()
+    stop = _stop()
     with _Others() as others:
-        waiting = others.start(lambda: worker.wait_until_ready(shell))
+        waiting = others.start(lambda: worker.wait_until_ready(stop))
         if backend.kind in ("process", "ray"):
             assert events.get(timeout=PATIENCE) == "making"
             assert not waiting.done()
-        shell.stop(Stopped("enough"), patient=False)
+        stop.stop(Stopped("enough"))
         start = time.monotonic()
         waiting.result(PATIENCE)
         assert time.monotonic() - start < AT_ONCE
-        worker.wait_until_ready(shell)
+        worker.wait_until_ready(stop)
     worker.kill()
 
 
@@ -448,14 +447,14 @@ def a_stop_holds_while_the_role_is_made(backend: Backend) -> None:
         worker, events = _started(backend, Gated, gate=gate)
         assert events.get(timeout=PATIENCE) == "making"
         try:
-            shell, event = _shell(), threading.Event()
-            first = others.start(lambda: worker.call("answer", stop=shell))
+            stop, event = _stop(), threading.Event()
+            first = others.start(lambda: worker.call("answer", stop=stop))
             second = others.start(lambda: worker.call("answer", stop=event))
-            shell.stop(Stopped("enough"), patient=False)
+            stop.stop(Stopped("enough"))
             event.set()
-            assert _raised(Stopped, lambda: first.result(PATIENCE / 2)).origin is shell
+            assert _raised(Stopped, lambda: first.result(PATIENCE / 2)).origin is stop
             assert _raised(Stopped, lambda: second.result(PATIENCE / 2)).origin is event
-            _raised(Stopped, lambda: worker.call("answer", stop=shell))
+            _raised(Stopped, lambda: worker.call("answer", stop=stop))
             assert worker.alive
         finally:
             release()
@@ -466,9 +465,9 @@ def a_stop_holds_while_the_role_is_made(backend: Backend) -> None:
 def timeouts_and_stops_hold_behind_another_call(backend: Backend) -> None:
     """Whoever waits for his turn gives up in time, and the call that runs goes on."""
     worker, events = _started(backend)
-    shell, other = _shell(), threading.Event()
+    stop, other = _stop(), threading.Event()
     with _Others() as others:
-        running = others.start(lambda: worker.call("wait_for_stop", stop=shell))
+        running = others.start(lambda: worker.call("wait_for_stop", stop=stop))
         assert events.get(timeout=PATIENCE) == "began"
         try:
             late = others.start(lambda: worker.call("add", 1, timeout=0.2))
@@ -479,7 +478,7 @@ def timeouts_and_stops_hold_behind_another_call(backend: Backend) -> None:
             assert _raised(Stopped, lambda: stopped.result(PATIENCE / 2)).origin is other
             assert worker.alive and not running.done() and not patient.done()
         finally:
-            shell.stop(Stopped("now"), patient=False)
+            stop.stop(Stopped("now"))
         assert running.result(PATIENCE) == (True, "now")
         assert patient.result(PATIENCE) == 2
 
@@ -544,11 +543,11 @@ def many_events_arrive_all_and_in_order(backend: Backend) -> None:
 def a_stop_reaches_the_role(backend: Backend) -> None:
     """The stop of a run ends a call that looks at its own."""
     worker, events = _started(backend)
-    shell = _shell()
+    stop = _stop()
     with _Others() as others:
-        result = others.start(lambda: worker.call("wait_for_stop", stop=shell))
+        result = others.start(lambda: worker.call("wait_for_stop", stop=stop))
         assert events.get(timeout=PATIENCE) == "began"
-        shell.stop(Stopped("enough"), patient=False)
+        stop.stop(Stopped("enough"))
         assert result.result(PATIENCE) == (True, "enough")
 
 
@@ -557,9 +556,9 @@ def a_stop_that_is_set_already_reaches_the_role(backend: Backend) -> None:
     """A call that begins after the stop sees it, whatever kind of stop that is."""
     worker, _ = _started(backend)
     worker.wait_until_ready()
-    shell = _shell()
-    shell.stop(Stopped("over"), patient=False)
-    assert worker.call("wait_for_stop", stop=shell) == (True, "over")
+    stop = _stop()
+    stop.stop(Stopped("over"))
+    assert worker.call("wait_for_stop", stop=stop) == (True, "over")
     event = threading.Event()
     event.set()
     assert worker.call("wait_for_stop", stop=event)[0]
@@ -570,9 +569,9 @@ def a_role_that_gives_up_points_at_the_callers_stop(backend: Backend) -> None:
     """The loop tells a call that was stopped from one that failed by the origin of the exception."""
     worker, _ = _started(backend)
     worker.wait_until_ready()
-    shell = _shell()
-    shell.stop(Stopped("over"), patient=False)
-    assert _raised(Stopped, lambda: worker.call("stopped", stop=shell), "gave up").origin is shell
+    stop = _stop()
+    stop.stop(Stopped("over"))
+    assert _raised(Stopped, lambda: worker.call("stopped", stop=stop), "gave up").origin is stop
 
 
 @_check
@@ -580,15 +579,15 @@ def the_stop_of_one_call_is_not_that_of_the_next(backend: Backend) -> None:
     """Every call has a stop of its own."""
     worker, events = _started(backend)
     worker.wait_until_ready()
-    first, second = _shell(), _shell()
-    first.stop(Stopped("first"), patient=False)
+    first, second = _stop(), _stop()
+    first.stop(Stopped("first"))
     assert worker.call("wait_for_stop", stop=first) == (True, "first")
     assert events.get(timeout=PATIENCE) == "began"
     with _Others() as others:
         result = others.start(lambda: worker.call("wait_for_stop", stop=second))
         assert events.get(timeout=PATIENCE) == "began"
-        first.stop(Stopped("again"), patient=False)
-        second.stop(Stopped("second"), patient=False)
+        first.stop(Stopped("again"))
+        second.stop(Stopped("second"))
         assert result.result(PATIENCE) == (True, "second")
 
 
@@ -598,7 +597,7 @@ def cancel_sets_the_stop_of_the_running_call(backend: Backend) -> None:
     worker, events = _started(backend)
     worker.cancel()
     with _Others() as others:
-        result = others.start(lambda: worker.call("wait_for_stop", stop=_shell()))
+        result = others.start(lambda: worker.call("wait_for_stop", stop=_stop()))
         assert events.get(timeout=PATIENCE) == "began"
         worker.cancel("no longer needed")
         assert result.result(PATIENCE) == (True, "no longer needed")
@@ -723,7 +722,7 @@ def close_while_a_call_runs(backend: Backend) -> None:
     """Closing asks the call to stop, lets it end, and then closes the role."""
     worker, events = _started(backend, Closing)
     with _Others() as others:
-        result = others.start(lambda: worker.call("wait_for_stop", stop=_shell()))
+        result = others.start(lambda: worker.call("wait_for_stop", stop=_stop()))
         assert events.get(timeout=PATIENCE) == "began"
         worker.close()
         assert result.result(PATIENCE) == (True, "the worker was closed")
@@ -736,7 +735,7 @@ def close_while_calls_wait_in_line(backend: Backend) -> None:
     """A call that waits for its turn is not served by a role that is closing."""
     worker, events = _started(backend, Closing)
     with _Others() as others:
-        result = others.start(lambda: worker.call("wait_for_stop", stop=_shell()))
+        result = others.start(lambda: worker.call("wait_for_stop", stop=_stop()))
         assert events.get(timeout=PATIENCE) == "began"
         waiting = [others.start(lambda: worker.call("add", 1)) for _ in range(3)]
         worker.close()

@@ -39,7 +39,7 @@ def in_thread(target) -> threading.Thread:
 def wait_until_parked(coordinator: AsyncTrainingCoordinator, kind: str) -> None:
     """Spin (bounded) until a request of this kind stands in line; its thread holds no lock then."""
     deadline = time.monotonic() + 10
-    while not coordinator.shell._lines[kind]:
+    while not coordinator._keeper._lines[kind]:
         assert time.monotonic() < deadline, f"no {kind} request came"
 
 
@@ -388,7 +388,7 @@ def test_a_collect_that_ends_after_close_is_committed_or_abandoned_never_lost() 
     with sequence(1):
         coordinator.close()
     thread.join(10)
-    gate = coordinator.shell.gate
+    gate = coordinator._keeper.gate
     assert gate.committed + gate.abandoned == gate.admitted == 1
     assert not gate.violations()
 

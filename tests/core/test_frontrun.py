@@ -1,4 +1,4 @@
-"""`frontrun` explores thread interleavings of the locking shell, bytecode by bytecode.
+"""`frontrun` explores thread interleavings of the locking keeper, bytecode by bytecode.
 
 Skipped by plain pytest; `make test` runs it as `frontrun pytest tests/core/test_frontrun.py`.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from lzero_async.clock import RealClock
 from lzero_async.core.gate import Gate
-from lzero_async.core.gatekeeper import GateShell, Parked
+from lzero_async.core.gatekeeper import Gatekeeper, Parked
 from lzero_async.errors import GateTimeout, Stopped
 
 frontrun = pytest.importorskip("frontrun")
@@ -33,32 +33,32 @@ class SemaphoreWaiter:
 
 
 class Shell:
-    """One learner and one collector, or two collectors, on a fresh shell."""
+    """One learner and one collector, or two collectors, on a fresh keeper."""
 
     def __init__(self) -> None:
         self.stopped = False
-        self.shell = GateShell(Gate(1, num_collectors=2), RealClock())
+        self.keeper = Gatekeeper(Gate(1, num_collectors=2), RealClock())
 
     def wait(self, answer):
         if hasattr(answer, "waiter"):
             answer.waiter.wait(None)
-            return self.shell.served(answer)
+            return self.keeper.served(answer)
         return answer
 
     def collect(self) -> None:
-        ticket = self.wait(self.shell.request_collect(SemaphoreWaiter))
-        self.wait(self.shell.request_commit(ticket, "data", 0.0, 1.0, SemaphoreWaiter))
+        ticket = self.wait(self.keeper.request_collect(SemaphoreWaiter))
+        self.wait(self.keeper.request_commit(ticket, "data", 0.0, 1.0, SemaphoreWaiter))
 
     def train(self) -> None:
-        self.wait(self.shell.request_train(SemaphoreWaiter))
-        self.shell.finish_train(0.0, 1.0, True, lambda result, starved: None, None)
+        self.wait(self.keeper.request_train(SemaphoreWaiter))
+        self.keeper.finish_train(0.0, 1.0, True, lambda result, starved: None, None)
 
     def train_twice(self) -> None:
         self.train()
         self.train()
 
     def stop(self) -> None:
-        self.shell.stop(Stopped("test"), patient=False)
+        self.keeper.stop(Stopped("test"), patient=False)
 
     def train_or_be_stopped(self) -> None:
         try:
@@ -68,27 +68,27 @@ class Shell:
 
 
 class LeakyShell(Shell):
-    """Asks and parks in two steps, as a careless shell would: a commit in between is not noticed."""
+    """Asks and parks in two steps, as a careless keeper would: a commit in between is not noticed."""
 
     def train(self) -> None:
-        with self.shell.lock:
-            ready = self.shell.gate.train_rule() is None
+        with self.keeper.lock:
+            ready = self.keeper.gate.train_rule() is None
         if not ready:
             parked = Parked("train", SemaphoreWaiter(), 0.0)
-            with self.shell.lock:
-                self.shell._park(parked)
+            with self.keeper.lock:
+                self.keeper._park(parked)
             try:
                 self.wait(parked)
             except GateTimeout:  # how a thread that frontrun found stuck gets out
                 return
         else:
-            self.wait(self.shell.request_train(SemaphoreWaiter))
-        self.shell.finish_train(0.0, 1.0, True, lambda result, starved: None, None)
+            self.wait(self.keeper.request_train(SemaphoreWaiter))
+        self.keeper.finish_train(0.0, 1.0, True, lambda result, starved: None, None)
 
 
 def account(state: Shell, batches: int) -> bool:
-    gate = state.shell.gate
-    return gate.violations() == [] and gate.committed == gate.trained == batches and not state.shell.data
+    gate = state.keeper.gate
+    return gate.violations() == [] and gate.committed == gate.trained == batches and not state.keeper.data
 
 
 def test_a_learner_that_waits_is_always_woken() -> None:
@@ -112,7 +112,7 @@ def test_a_stop_releases_a_learner_at_any_moment() -> None:
     result = frontrun.explore(
         setup=Shell,
         workers=[Shell.stop, Shell.train_or_be_stopped],
-        invariant=lambda s: s.stopped and not s.shell._lines["train"],
+        invariant=lambda s: s.stopped and not s.keeper._lines["train"],
     )
     result.assert_holds()
 

@@ -152,15 +152,15 @@ def beside(coordinator: AsyncTrainingCoordinator, ledger: Ledger, role: str) -> 
 
 
 def check(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
-    shell = coordinator.shell
-    assert not any(lock._is_owned() for lock in shell.locks), "a lock is left locked"
-    with shell.lock:
-        gate = shell.gate
+    keeper = coordinator._keeper
+    assert not any(lock._is_owned() for lock in keeper.locks), "a lock is left locked"
+    with keeper.lock:
+        gate = keeper.gate
         assert gate.violations() == []
-        assert set(shell._holders) == set(gate.tickets)
-        assert (gate.running is None) == (shell._turn is None)
-        lined_up = {parked.ticket.id for parked in shell._commits}
-        assert set(shell.data) == {ticket.id for ticket in gate.waiting} | lined_up
+        assert set(keeper._holders) == set(gate.tickets)
+        assert (gate.running is None) == (keeper._turn is None)
+        lined_up = {parked.ticket.id for parked in keeper._commits}
+        assert set(keeper.data) == {ticket.id for ticket in gate.waiting} | lined_up
         assert gate.committed == gate.trained + gate.dropped + len(gate.waiting)
     assert len(set(ledger.trained)) == len(ledger.trained), "a batch was trained twice"
     assert set(ledger.trained) <= set(ledger.collected)

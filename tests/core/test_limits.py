@@ -107,7 +107,7 @@ def test_a_run_ends_in_time(name: str, how: str, on_stop: str, caplog: pytest.Lo
         assert LIMIT <= took <= LIMIT + STAGE + SLACK, f"{took - LIMIT:.3g} s after its end"
         clock.sleep(60.0)  # what was left behind ends
         coordinator.close()
-        assert not coordinator.shell.gate.violations()
+        assert not coordinator._keeper.gate.violations()
 
 
 def test_a_pause_doubles_up_to_a_limit_however_often_a_role_failed() -> None:

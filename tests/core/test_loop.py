@@ -181,7 +181,7 @@ def test_any_order_of_threads_keeps_bound_and_account(seed: int) -> None:
     assert stats["max_lag"] <= 3
     assert learner.max_staleness <= 3
     assert stats["failed"] == stats["restarts"] > 0
-    assert not coordinator.shell.gate.violations()
+    assert not coordinator._keeper.gate.violations()
 
 
 # -- stop conditions -------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_after_train_is_called_between_trains_and_after_their_evaluation(degree:
 
         def look() -> None:
             seen.append(
-                (coordinator.train_count, coordinator.get_statistics()["eval_count"], coordinator.shell.gate.running)
+                (coordinator.train_count, coordinator.get_statistics()["eval_count"], coordinator._keeper.gate.running)
             )
 
         coordinator.run(collect, learner, FakeEvaluator(clock, 2.5), eval_every=2, max_train=4, after_train=look)
@@ -397,7 +397,7 @@ def test_a_failure_in_any_role_ends_the_run_with_its_own_traceback(degree: int, 
         assert "_spend" in "".join(traceback.format_tb(caught.value.__traceback__))
         assert clock.now() < 20
         coordinator.close()
-    assert not coordinator.shell.gate.violations()
+    assert not coordinator._keeper.gate.violations()
 
 
 def test_a_collector_that_dies_while_the_learner_waits_ends_the_run_within_a_second() -> None:
@@ -417,7 +417,7 @@ def test_a_failure_does_not_wait_for_a_long_train() -> None:
             coordinator.run(FakeCollector(clock, 1.0, fail_at={2}), learner, max_train=10)
         assert clock.now() < 4
         clock.sleep(200)
-        gate = coordinator.shell.gate
+        gate = coordinator._keeper.gate
         assert gate.trained == 1
         assert not gate.violations()
         coordinator.close()
@@ -535,7 +535,7 @@ def test_stop_lets_running_collects_finish_or_abandons_them(on_stop: str) -> Non
         assert result.reason == "enough"
         clock.sleep(30)
         coordinator.close()
-    gate = coordinator.shell.gate
+    gate = coordinator._keeper.gate
     assert not gate.violations()
     assert not gate.tickets
     assert (ended >= 15) == (on_stop == "finish")
@@ -583,7 +583,7 @@ def test_close_ends_a_run_of_another_thread_from_any_state() -> None:
         coordinator.close()
         thread.join(10)
         assert [r.reason for r in results] == ["closed"], stage
-        assert not coordinator.shell.gate.violations()
+        assert not coordinator._keeper.gate.violations()
 
 
 def test_a_function_that_does_not_return_is_named_by_close() -> None:
@@ -790,7 +790,7 @@ def test_waiting_threads_use_no_timers() -> None:
     try:
         assert entered.wait(10)
         deadline = time.monotonic() + 10
-        while not coordinator.shell._lines["train"]:
+        while not coordinator._keeper._lines["train"]:
             assert time.monotonic() < deadline
         learner = next(t for t in threading.enumerate() if t.name == "lzero-learner")
         before, started = wake_ups(learner), time.monotonic()

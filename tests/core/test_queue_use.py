@@ -84,7 +84,7 @@ def test_a_resumed_run_goes_on_counting_and_a_change_of_the_degree_counts_from_t
         assert resumed.queue_seconds() == pytest.approx((4.0, 9.0))
         resumed.run_collect(lambda: None)  # one of four waits, and then one of two, for 10 s each
         clock.sleep(10.0)
-        resumed.shell.set_degree(2)
+        resumed._keeper.set_degree(2)
         clock.sleep(10.0)
         resumed.run_train(lambda: None)
         used, room = resumed.queue_seconds()

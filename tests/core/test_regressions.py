@@ -230,10 +230,10 @@ def test_the_garbage_collector_may_finalize_a_stage_while_the_lock_is_held() -> 
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     task._log_destroy_pending = False
-    with coordinator.shell.lock:
+    with coordinator._keeper.lock:
         del task
         gc.collect()
-    coordinator.shell.settle()
+    coordinator._keeper.settle()
     assert coordinator.get_statistics()["abandoned"] == 1
     assert coordinator.can_collect()
     coordinator.close()
@@ -254,7 +254,7 @@ def test_an_interrupted_run_gives_back_what_it_held() -> None:
             with pytest.raises(KeyboardInterrupt):
                 coordinator.run(collect, lambda b: None, **quiet)
             assert coordinator.run(quick, lambda b: None, max_train=1, max_seconds=5, **quiet).reason == "max_train"
-            assert not coordinator.shell.gate.violations()
+            assert not coordinator._keeper.gate.violations()
             coordinator.close()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -132,12 +132,12 @@ def test_a_train_of_a_users_own_thread_goes_on_when_a_run_ends(degree: int) -> N
         )
         assert result.reason == "max_seconds"
         assert coordinator.train_count == 0
-        assert coordinator.shell.gate.running == "train"
+        assert coordinator._keeper.gate.running == "train"
         assert own.join(1000.0) == []
         assert own.failures == []
         assert trained == [0]
         assert coordinator.train_count == 1
-        assert coordinator.shell.gate.violations() == []
+        assert coordinator._keeper.gate.violations() == []
         learner = FakeLearner(clock, 1.0)
         coordinator.run(FakeCollector(clock, 1.0), learner, max_train=5, **quiet)
         assert 0 not in learner.trained
@@ -166,7 +166,7 @@ def test_a_collect_of_a_users_own_thread_is_committed_after_a_run_and_trained_by
             **quiet,
         )  # fmt: skip
         assert trained.count("mine") == 1
-        assert coordinator.shell.gate.violations() == []
+        assert coordinator._keeper.gate.violations() == []
         coordinator.close()
 
 
@@ -192,11 +192,11 @@ def test_a_finished_collect_of_a_users_own_thread_stays_in_line_when_a_run_ends(
         clock.sleep(0.1)
         thread = own_thread(coordinator, own)
         clock.sleep(0.1)
-        assert coordinator.shell.gate.tickets
+        assert coordinator._keeper.gate.tickets
         coordinator.run(FakeCollector(clock, 1.0), FakeLearner(clock, 1.0), max_seconds=5.0, **quiet)
         assert thread.join(1000.0) == []
         assert learning.join(1000.0) == []
-        assert [*coordinator.shell.data.values()] == ["mine"]
+        assert [*coordinator._keeper.data.values()] == ["mine"]
         trained: list[Any] = []
         coordinator.run_train(lambda batch: trained.append(batch.data), with_batch=True)
         assert trained == ["mine"]
@@ -223,7 +223,7 @@ def test_a_learner_is_not_starved_by_a_coroutine_whose_event_loop_is_closed() ->
 
     threads = ThreadGroup(coordinator.clock, "lzero-own")
     threads.start("learner", learn)
-    while len(coordinator.shell._lines["train"]) < 4:
+    while len(coordinator._keeper._lines["train"]) < 4:
         coordinator.clock.sleep(0.001)
     loop.close()
     coordinator.run_collect(lambda: 1)
@@ -358,7 +358,7 @@ def test_a_listener_that_raises_keeps_the_stop_from_nobody(first: int, caplog: p
 
     with AsyncTrainingCoordinator(1) as coordinator:
         for listener in (broken, told.append) if first else (told.append, broken):
-            coordinator.shell.listen(listener)
+            coordinator._keeper.signal.listen(listener)
         coordinator.stop("enough")
     assert told[0] == "enough"
     assert "a listener to the stop failed" in caplog.text

@@ -1,4 +1,4 @@
-"""A Hypothesis state machine on the coordinator's locking shell: any order of requests, ends, time-outs and resumes."""
+"""A Hypothesis state machine on the coordinator's locking keeper: any order of requests, ends, time-outs and resumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NoWaiter:
         assert self.woken == 1, "woken twice"
 
 
-class ShellMachine(RuleBasedStateMachine):
+class KeeperMachine(RuleBasedStateMachine):
     @initialize(
         degree=st.integers(0, 4),
         workers=st.integers(1, 3),
@@ -51,8 +51,8 @@ class ShellMachine(RuleBasedStateMachine):
         self.trained_ids: set[int] = set()
 
     def forget(self) -> None:
-        self.shell = self.coordinator.shell
-        self.gate = self.shell.gate
+        self.keeper = self.coordinator._keeper
+        self.gate = self.keeper.gate
         self.collecting: list[Ticket] = []
         self.training: Ticket | None = None
         self.evaluating = False
@@ -80,7 +80,7 @@ class ShellMachine(RuleBasedStateMachine):
             self.training = ticket
             if ticket is not REPLAY:
                 assert ticket.id not in self.trained_ids, "a batch was trained twice"
-                assert ticket.id in self.shell.data
+                assert ticket.id in self.keeper.data
                 if self.gate.policy != "allow":
                     assert self.gate.version <= ticket.deadline, "past the bound"
         elif kind == "eval":
@@ -89,17 +89,17 @@ class ShellMachine(RuleBasedStateMachine):
     @rule(of_run=st.booleans())
     def ask_to_collect(self, of_run: bool) -> None:
         holder = Holder("run" if of_run else None)
-        self.asked(self.shell.request_collect(NoWaiter, holder), "collect", holder)
+        self.asked(self.keeper.request_collect(NoWaiter, holder), "collect", holder)
 
     @rule(of_run=st.booleans())
     def ask_to_train(self, of_run: bool) -> None:
         holder = Holder("run" if of_run else None)
-        self.asked(self.shell.request_train(NoWaiter, holder), "train", holder)
+        self.asked(self.keeper.request_train(NoWaiter, holder), "train", holder)
 
     @rule(of_run=st.booleans())
     def ask_to_evaluate(self, of_run: bool) -> None:
         holder = Holder("run" if of_run else None)
-        self.asked(self.shell.request_eval(NoWaiter, holder), "eval", holder)
+        self.asked(self.keeper.request_eval(NoWaiter, holder), "eval", holder)
 
     # -- ends -----------------------------------------------------------------------------------------------------------
 
@@ -108,14 +108,14 @@ class ShellMachine(RuleBasedStateMachine):
     def finish_a_collect(self, data: st.DataObject) -> None:
         ticket = self.collecting.pop(data.draw(st.integers(0, len(self.collecting) - 1)))
         holder = self.holders[ticket.id]
-        answer = self.shell.request_commit(ticket, f"data {ticket.id}", 0.0, 1.0, NoWaiter, holder=holder)
+        answer = self.keeper.request_commit(ticket, f"data {ticket.id}", 0.0, 1.0, NoWaiter, holder=holder)
         self.asked(answer, "commit", holder)
 
     @precondition(lambda self: self.collecting)
     @rule(data=st.data(), failed=st.booleans())
     def lose_a_collect(self, data: st.DataObject, failed: bool) -> None:
         ticket = self.collecting.pop(data.draw(st.integers(0, len(self.collecting) - 1)))
-        self.shell.let_go(self.holders[ticket.id], failed=failed)
+        self.keeper.let_go(self.holders[ticket.id], failed=failed)
 
     @precondition(lambda self: self.training is not None)
     @rule()
@@ -124,19 +124,19 @@ class ShellMachine(RuleBasedStateMachine):
         if ticket is not REPLAY:
             self.trained_ids.add(ticket.id)
         due = self.gate.version + 1 - self.gate.published >= self.gate.publish_every
-        self.shell.finish_train(0.0, 1.0, due, lambda result, starved: None, None)
+        self.keeper.finish_train(0.0, 1.0, due, lambda result, starved: None, None)
 
     @precondition(lambda self: self.training is not None)
     @rule()
     def fail_the_train(self) -> None:
         self.training = None
-        self.shell.let_go(self.turn, failed=True)
+        self.keeper.let_go(self.turn, failed=True)
 
     @precondition(lambda self: self.evaluating)
     @rule(failed=st.booleans())
     def finish_the_evaluation(self, failed: bool) -> None:
         self.evaluating = False
-        self.shell.finish_eval(0.0, 1.0, failed=failed)
+        self.keeper.finish_eval(0.0, 1.0, failed=failed)
 
     @precondition(lambda self: any(p.grant is not None or p.error is not None for p in self.parked))
     @rule()
@@ -154,10 +154,10 @@ class ShellMachine(RuleBasedStateMachine):
     def stop_waiting(self, data: st.DataObject, interrupt: bool) -> None:
         parked = self.parked.pop(data.draw(st.integers(0, len(self.parked) - 1)))
         if interrupt:
-            self.shell.let_go(parked.holder, result=("a finished collect",) if parked.kind == "commit" else None)
+            self.keeper.let_go(parked.holder, result=("a finished collect",) if parked.kind == "commit" else None)
             return
         try:
-            self.granted(parked.kind, self.shell.served(parked), parked.holder)
+            self.granted(parked.kind, self.keeper.served(parked), parked.holder)
         except GateTimeout as error:
             assert "off_policy_degree" in str(error)
         except Stopped as error:
@@ -166,23 +166,23 @@ class ShellMachine(RuleBasedStateMachine):
     @rule(degree=st.integers(0, 4))
     def change_the_degree(self, degree: int) -> None:
         if self.gate.publish_every <= degree + 1 and (degree or not self.gate.max_train_ahead):
-            self.shell.set_degree(degree)
+            self.keeper.set_degree(degree)
             self.highest = max(self.highest, degree)
 
     @rule(patient=st.booleans())
     def stop_and_go_on(self, patient: bool) -> None:
         """A run ends and its roles let go of what they hold; whoever is beside it keeps what is his, and another begins."""
-        self.shell.stop(Stopped("test"), patient=patient)
+        self.keeper.stop(Stopped("test"), patient=patient)
         for ticket in [ticket for ticket in self.collecting if self.holders[ticket.id].run]:
-            self.shell.let_go(self.holders[ticket.id])
+            self.keeper.let_go(self.holders[ticket.id])
             self.collecting.remove(ticket)
         for parked in [parked for parked in self.parked if parked.holder.run]:
-            self.shell.let_go(parked.holder, result=("a finished collect",) if parked.kind == "commit" else None)
+            self.keeper.let_go(parked.holder, result=("a finished collect",) if parked.kind == "commit" else None)
             self.parked.remove(parked)
         if self.turn is not None and self.turn.run and (self.training or self.evaluating):
-            self.shell.let_go(self.turn)
+            self.keeper.let_go(self.turn)
             self.training, self.evaluating = None, False
-        self.shell.restart()
+        self.keeper.restart()
         assert {ticket.id for ticket in self.collecting} <= set(self.gate.tickets)
         assert self.gate.running is not None or not (self.training or self.evaluating)
 
@@ -204,23 +204,23 @@ class ShellMachine(RuleBasedStateMachine):
             return
         assert self.gate.violations() == []
         assert len(self.gate.waiting) <= max(1, self.highest)
-        held = {t.id for t in self.gate.waiting} | {p.ticket.id for p in self.shell._commits}
-        assert set(self.shell.data) == held
+        held = {t.id for t in self.gate.waiting} | {p.ticket.id for p in self.keeper._commits}
+        assert set(self.keeper.data) == held
 
     @invariant()
     def nobody_waits_who_could_go(self) -> None:
         if not hasattr(self, "gate"):
             return
-        gate, lines = self.gate, self.shell._lines
+        gate, lines = self.gate, self.keeper._lines
         assert not (lines["collect"] and gate.collect_rule() is None), "lost wake-up of a collector"
         assert not (lines["train"] and gate.train_rule() is None), "lost wake-up of the learner"
         assert not (lines["train"] and gate.max_train_ahead and gate.replay_rule() is None), "lost wake-up of a replay"
         assert not (lines["eval"] and gate.eval_rule() is None), "lost wake-up of an evaluation"
-        assert all(gate.commit_rule(p.ticket.id) is not None for p in self.shell._commits), "lost wake-up of a commit"
+        assert all(gate.commit_rule(p.ticket.id) is not None for p in self.keeper._commits), "lost wake-up of a commit"
 
 
 def machine(examples: int, steps: int) -> type:
-    case = type("Case", (ShellMachine.TestCase,), {})
+    case = type("Case", (KeeperMachine.TestCase,), {})
     case.settings = settings(
         max_examples=examples,
         stateful_step_count=steps,

@@ -145,7 +145,7 @@ def test_a_damaged_state_of_a_coordinator(seed: int, number: int, value: Any) ->
         fresh.run_train(lambda: 1)
     fresh.run_collect(lambda: 1)
     fresh.run_train(lambda: 1)
-    assert not fresh.shell.gate.violations()
+    assert not fresh.violations()
 
 
 @pytest.mark.parametrize(

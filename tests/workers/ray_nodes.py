@@ -119,7 +119,7 @@ class _Run:
             recovery=Recovery(on_failure="restart", restart_backoff=0.05),
             get_weights=lambda: self.learner.call("weights"),
         ) as coordinator:
-            self.stop = coordinator.shell
+            self.stop = coordinator.stop_signal
             coordinator.run(
                 self.collect, partial(self.train, batches // 3), max_train=batches, on_restart=self.restart,
                 print_statistics=False,

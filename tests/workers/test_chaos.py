@@ -193,23 +193,21 @@ def audit(training: Training, max_train: int) -> dict[str, Any]:
     """Whatever happened: the accounts are exact, the bound was kept, and no batch was trained twice."""
     coordinator = training.coordinator
     assert coordinator is not None
-    gate, stats = coordinator.shell.gate, coordinator.get_statistics()
-    assert gate.violations() == []
-    ended = gate.trained + gate.failed + gate.dropped + gate.abandoned
-    assert gate.admitted == ended + len(gate.waiting) + len(gate.tickets)
-    assert not gate.tickets and gate.running is None
-    assert stats["staleness_max"] <= gate.degree
-    assert stats["max_lag"] <= gate.degree
+    stats, degree = coordinator.get_statistics(), coordinator.off_policy_degree
+    assert coordinator.violations() == []
+    assert stats["open_collects"] == 0
+    assert stats["staleness_max"] <= degree
+    assert stats["max_lag"] <= degree
     history = training.learner.call("history")
-    assert len(history) == max_train == stats["train_count"] == gate.version
+    assert len(history) == max_train == stats["train_count"] == coordinator.version
     assert len({batch for batch, _ in history}) == len(history)
     assert len({tuple(tag[:3]) for _, tag in history}) == len(history)
-    waiting = {tuple(coordinator.shell.data[ticket.id].meta[:3]) for ticket in gate.waiting}
+    waiting = {tuple(batch.meta[:3]) for batch in coordinator.waiting_batches}
     assert not waiting & {tuple(tag[:3]) for _, tag in history}
     for version, (_, tag) in enumerate(history):
-        assert 0 <= version - tag[3] <= gate.degree
+        assert 0 <= version - tag[3] <= degree
     latest = coordinator.weights.latest()
-    assert latest is not None and latest.version == latest.state.meta == gate.version
+    assert latest is not None and latest.version == latest.state.meta == coordinator.version
     return stats
 
 
@@ -294,9 +292,8 @@ def learner(seed: int, folder: Path) -> None:
                     training.run(max_train=44)
                 assert training.struck == [strike]
                 assert training.coordinator is not None
-                gate = training.coordinator.shell.gate
-                assert gate.violations() == []
-                assert gate.version == strike.at
+                assert training.coordinator.violations() == []
+                assert training.coordinator.version == strike.at
         finally:
             training.close()
 
@@ -412,7 +409,7 @@ def test_the_last_poisoned_collector_ends_the_run_with_its_error(
         stats = training.coordinator.get_statistics()
         assert stats["retired"] == collectors - 1
         assert stats["failed"] == 3 * collectors
-        assert training.coordinator.shell.gate.violations() == []
+        assert training.coordinator.violations() == []
     finally:
         training.close()
 

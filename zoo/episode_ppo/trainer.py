@@ -158,7 +158,7 @@ class Trainer(ScoredApplication):
         done = self.learner.call("train", batch.data, self._learning_rate_scale())
         self.counters = done.pop("counters")
         self._learner_seconds += done["seconds"]
-        version = self.coordinator.shell.gate.version + 1
+        version = self.coordinator.version + 1
         self._mark(version)
         try:
             self._record(batch, done, version)
@@ -236,9 +236,7 @@ class Trainer(ScoredApplication):
             return None, None
         # Episodes that were left out count: they were played as well as they could be.
         left = max(0, options.total_episodes - self.counters["episodes"] - self.pool.statistics().left_out)
-        waiting = [
-            sum(len(parcel.meta["numbers"]) for parcel in parcels) for parcels in coordinator.shell.data.values()
-        ]
+        waiting = [sum(len(parcel.meta["numbers"]) for parcel in parcels) for parcels in coordinator.waiting_batches]
         rounds = -(-max(0, left - sum(waiting)) // options.episodes_per_update)
         trains = coordinator.train_count + (len(waiting) + rounds if left else 0)
         # Rounds that will be dropped are made up for by others, nobody knows how many.
@@ -375,7 +373,7 @@ class Trainer(ScoredApplication):
             self._learner_seconds = float(state["learner_seconds"])
             self.eval_failures = {name: int(state["eval_failures"][name]) for name in EVAL_FAILURES}
             self.earlier_seconds = float(state.get("seconds", 0.0))
-        version = self.coordinator.shell.gate.version
+        version = self.coordinator.version
         self._records.resume(version, self.counters["episodes"])
         self._mark(version)
 

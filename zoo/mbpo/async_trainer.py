@@ -102,7 +102,7 @@ class AsyncTrainer(Trainer):
         work = Work(self._last_steps, data, self.counters["real_data"] + (0 if data is None else self._last_steps))
         for queue in (self._to_dynamics, self._to_rollouts):
             _offer(queue, work)
-        now = self.coordinator.shell.gate.version
+        now = self.coordinator.version
         report: dict[str, Any] = self.learner.call(
             "train", batch.version, now, data, self._last_steps, model, self._dynamics_version()
         )

@@ -188,7 +188,7 @@ class Trainer(ScoredApplication):
         self.ages |= {name: value for name, value in done.items() if "_age_" in name}
         self._fill = {name: done[name] for name in ("real_buffer", "model_buffer")}
         self._busy["learner"] = self._busy.get("learner", 0.0) + done["seconds"]
-        version = self.coordinator.shell.gate.version + 1
+        version = self.coordinator.version + 1
         self._mark(version)
         self._rates["updates"] = done["updates"] / max(done["seconds"], 1e-9)
         self._losses |= {name: value for name, value in done.items() if name.endswith("loss") or name == "alpha"}
@@ -263,9 +263,9 @@ class Trainer(ScoredApplication):
         """Collects to make in all, so that no more than `max_steps` real steps (rounded up to a collect) are made; None where
         batches may be dropped, and only what is trained counts."""
         limit, each = self.options.max_steps, self._steps_per_collect()
-        if not limit or each is None or self.coordinator.shell.gate.capacity is not None:
+        if not limit or each is None or self.coordinator.has_queue:
             return None
-        waiting = sum(batch.meta["steps"] for batch in self.coordinator.shell.data.values())
+        waiting = sum(batch.meta["steps"] for batch in self.coordinator.waiting_batches)
         return self.coordinator.collect_count + max(0, -(-(limit - self.counters["real_data"] - waiting) // each))
 
     def _enough(self) -> bool:
@@ -275,9 +275,8 @@ class Trainer(ScoredApplication):
     def _restarted(self, worker: int, error: Exception) -> None:
         self.troubles.role_failed(error)
         self.collectors.restarted(worker, error)
-        self.collectors.workers[worker].wait_until_ready(
-            self.coordinator.shell
-        )  # without a ticket, which others wait for
+        worker_of = self.collectors.workers[worker]
+        worker_of.wait_until_ready(self.coordinator.stop_signal)  # without a ticket, which others wait for
         self._locate()
 
     def _trained(self) -> None:
@@ -290,7 +289,7 @@ class Trainer(ScoredApplication):
         self.progress.show(self.line())
 
     def _replayed(self) -> bool:
-        return self.coordinator.shell.gate.replays_in_row > 0
+        return self.coordinator.last_was_replay
 
     def _own_scalars(self) -> dict[str, float]:
         """Use of CPU and GPU, 0 to 1, since this was asked last, where it is known."""
@@ -384,7 +383,7 @@ class Trainer(ScoredApplication):
 
     def _end_hung(self, sentence: str) -> None:
         """An environment hangs in a thread of this process: leave it behind, and end the run."""
-        if not self.coordinator.shell.is_set():
+        if not self.coordinator.stop_signal.is_set():
             self._hung = WorkerStuck(f"{sentence}; it runs in a thread, which cannot be ended: use --backend process.")
             self.troubles.role_failed(self._hung)
             self.coordinator.stop("an environment hangs")
@@ -438,7 +437,7 @@ class Trainer(ScoredApplication):
             if "troubles" in state:
                 self.troubles.load_state_dict(state["troubles"])
         self._logged = self.counters["agent_updates"] // self.options.log_interval
-        version = self.coordinator.shell.gate.version
+        version = self.coordinator.version
         self._records.resume(version, self.counters["real_data"])
         self._mark(version)
 

@@ -164,7 +164,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
         trained(trainer)
         if trainer.coordinator.train_count == updates:
             os.kill(os.getpid(), signal.SIGINT)
-            while not trainer.coordinator.shell.wait(1.0):  # another thread looks at the signal
+            while not trainer.coordinator.stop_signal.wait(1.0):  # another thread looks at the signal
                 pass
 
     monkeypatch.setattr(Trainer, "_trained", interrupt)
@@ -482,9 +482,9 @@ def test_rounds_that_wait_in_a_checkpoint_are_trained_first(
     train = Trainer.train
 
     def held(trainer: Trainer, batch: Any) -> Any:
-        shell = trainer.coordinator.shell
-        while not shell.gate.waiting and not shell.is_set():
-            shell.wait(0.002)
+        coordinator = trainer.coordinator
+        while not coordinator.collect_train_lag and not coordinator.stop_signal.is_set():
+            coordinator.stop_signal.wait(0.002)
         return train(trainer, batch)
 
     with monkeypatch.context() as patch:
@@ -541,10 +541,10 @@ def test_a_round_that_ends_while_a_checkpoint_is_made_keeps_its_numbers(
         return play(*words)
 
     def late() -> dict[str, Any]:
-        state, shell = state_dict(), trainer.coordinator.shell
+        state, coordinator = state_dict(), trainer.coordinator
         go.set()
-        while shell.gate.committed < 4 and not shell.is_set():
-            shell.wait(0.002)
+        while coordinator.collect_count < 4 and not coordinator.stop_signal.is_set():
+            coordinator.stop_signal.wait(0.002)
         return state
 
     def save_once() -> None:

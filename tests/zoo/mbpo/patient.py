@@ -25,9 +25,9 @@ def patient(learn: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any
         first = begun.setdefault(trainer, dict(trainer.counters))
         if not batch.replay:  # one without a batch may owe nothing, so it has not to be waited for
             batches[trainer] = batches.get(trainer, 0) + 1
-        shell = trainer.coordinator.shell
-        while not _told(trainer, batches.get(trainer, 0), first) and not shell.is_set():
-            shell.wait(0.002)
+        stop = trainer.coordinator.stop_signal
+        while not _told(trainer, batches.get(trainer, 0), first) and not stop.is_set():
+            stop.wait(0.002)
         return learn(trainer, batch)
 
     return waiting

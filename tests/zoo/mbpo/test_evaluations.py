@@ -71,9 +71,8 @@ def test_rows_say_how_far_the_run_was_at_their_version(tmp_path: Path) -> None:
 
     def slow(method: str, version: int, *words: Any, stop: Any, **more: Any) -> Any:
         found = call(method, version, *words, stop=stop, **more)
-        shell = trainer.coordinator.shell
         while version == 3 and trainer.counters["agent_updates"] < 6 * UPDATES:  # the other trains go on beside it
-            assert not shell.wait(0.002)
+            assert not trainer.coordinator.stop_signal.wait(0.002)
         answered.append(trainer.counters["agent_updates"])
         return found
 

@@ -403,7 +403,7 @@ def test_ctrl_c_saves_a_checkpoint_and_the_run_goes_on_from_it(
         trained(agent)
         if agent.coordinator.train_count == 3:
             os.kill(os.getpid(), signal.SIGINT)
-            while not agent.coordinator.shell.wait(1.0):  # another thread looks at the signal
+            while not agent.coordinator.stop_signal.wait(1.0):  # another thread looks at the signal
                 pass
 
     with monkeypatch.context() as patch:
@@ -464,9 +464,9 @@ class Held:
 
         def held(role: AgentRole, *words: Any) -> dict[str, Any]:
             assert self.trainer is not None
-            shell = self.trainer.coordinator.shell
-            while not until(self.trainer) and not shell.is_set():
-                shell.wait(0.002)
+            stop = self.trainer.coordinator.stop_signal
+            while not until(self.trainer) and not stop.is_set():
+                stop.wait(0.002)
             return train(role, *words)
 
         monkeypatch.setattr(AgentRole, "train", held)
@@ -651,8 +651,10 @@ def test_without_a_batch_the_agent_goes_on_with_what_it_has(tmp_path: Path) -> N
     collect = trainer.collectors.collect
 
     def late(context: Any) -> Any:
-        gate = trainer.coordinator.shell.gate
-        while gate.committed and gate.replays_in_row < 3 and not context.stop.is_set():
+        coordinator = trainer.coordinator
+        while (
+            coordinator.collect_count and coordinator.get_statistics()["replay_count"] < 3 and not context.stop.is_set()
+        ):
             context.stop.wait(0.005)
         return collect(context)
 

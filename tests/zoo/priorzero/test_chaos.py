@@ -206,9 +206,8 @@ def audit(folder: Path, trains: int, left_out: int = 0) -> None:
 
 def finish(agent: Watched, trains: int, left_out: int = 0) -> dict[str, Any]:
     """The end of a run that went on: its accounts, live and as saved; its statistics."""
-    gate = agent.coordinator.shell.gate
-    assert gate.violations() == []
-    assert not gate.tickets and gate.running is None
+    assert agent.coordinator.violations() == []
+    assert agent.coordinator.get_statistics()["open_collects"] == 0
     agent.save()
     audit(agent.folder, trains, left_out)
     return agent.coordinator.get_statistics()
@@ -489,7 +488,7 @@ def test_the_death_of_the_learner_ends_the_run_and_a_resumed_one_repeats_what_wa
             assert time.monotonic() - times[-1] < SOON
             assert agent.struck == whens
             made, saved = agent.coordinator.train_count, gate_of(folder)["trained"]
-            assert agent.coordinator.shell.gate.violations() == []
+            assert agent.coordinator.violations() == []
             assert saved == made - made % 2 >= 2  # of the last train before it that was to be saved
             assert [row["train"] for row in rows_of(folder)] == list(range(1, made + 1))
         finally:
@@ -516,7 +515,7 @@ def test_a_train_that_raises_is_owed_in_the_checkpoint_and_stored_once(
     try:
         with pytest.raises(RuntimeError, match="struck in the middle of a train"):
             agent.run()
-        owed = agent.coordinator.shell.gate.waiting[0].id
+        owed = agent.coordinator.state_dict()["gate"]["waiting"][0][0]
     finally:
         agent.close()
     state = checkpoint.load(agent.last_checkpoint, CHECKPOINT)
@@ -727,7 +726,7 @@ def program() -> int:
 
     def save_what_waits(agent: PriorZero) -> Path:
         if agent.coordinator.train_count == 2 and agent.options.run_config.checkpoint_every:  # not at a run's end
-            until(lambda: agent.coordinator.collect_train_lag or agent.coordinator.shell.is_set())
+            until(lambda: agent.coordinator.collect_train_lag or agent.coordinator.stop_signal.is_set())
         return save(agent)
 
     PriorZero.save = save_what_waits  # type: ignore[method-assign]

@@ -500,7 +500,7 @@ def test_a_train_that_a_failure_left_behind_is_counted_before_the_checkpoint(
     def slow(role: LearnerRole, batch: int, version: int, *others: object) -> dict:
         if version or batch:  # the second train: outlast the patience that a failure elsewhere leaves it
             training.set()
-            agent.coordinator.shell.wait(60.0)
+            agent.coordinator.stop_signal.wait(60.0)
             threading.Event().wait(1.0)
         return trained(role, batch, version, *others)
 

@@ -331,7 +331,7 @@ class PriorZero(Application):
         """A collect failed: whatever state its role is in, the next one starts from a new one, and only once that is there:
         whoever waited for it with a ticket would hold the others up."""
         self.collectors[worker].restart()
-        self.collectors[worker].wait_until_ready(self.coordinator.shell)
+        self.collectors[worker].wait_until_ready(self.coordinator.stop_signal)
         self._locate()
 
     # -- the run -------------------------------------------------------------------------------------------------------
