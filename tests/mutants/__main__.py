@@ -58,7 +58,7 @@ _CORE: Final = (
 )  # fmt: skip
 AREAS: Final = {
     "gate": Area("lzero_async", ("gate.py",), _CORE),
-    "gatekeeper": Area("lzero_async", ("gatekeeper.py", "shell.py"), _CORE),
+    "gatekeeper": Area("lzero_async", ("gatekeeper.py", "stopping.py", "shell.py"), _CORE),
     "loop": Area("lzero_async", ("loop.py",), _CORE),
     "resume": Area("lzero_async", ("resume.py",), _CORE),
     "parcels": Area(
@@ -120,7 +120,8 @@ def choose(tree: Path, *, must_exist: bool) -> list[Mutant]:
 
 def _known_as(mutant: Mutant) -> str:
     """Its name, whatever things are called at that revision."""
-    return re.sub(r"\bshell\b", "gatekeeper", re.sub(r"\.(?:bound|recovery|adaptation)(?=\.)", "", mutant.name))
+    name = re.sub(r"\.(?:bound|recovery|adaptation)(?=\.)", "", mutant.name)
+    return re.sub(r"\b_?(?:shell|keeper)(?:\.signal)?\b", "gatekeeper", name)
 
 
 def _candidates(root: Path) -> list[Mutant]:

@@ -52,9 +52,9 @@ FAULTS: Final = [
           "self._lines[parked.kind].remove(parked)",
           "pass"),
     # a closed coordinator is stopped for another reason, and can be restarted
-    Fault("gatekeeper", "stop",
-          "if self._stop is None or isinstance(error, CoordinatorClosed):",
-          "if self._stop is None:"),
+    Fault("gatekeeper", "set",
+          "if self.error is None or isinstance(error, CoordinatorClosed):",
+          "if self.error is None:"),
     # the data of a trained batch is kept for ever
     Fault("gatekeeper", "finish_train",
           "del self.data[done.id]",
@@ -64,7 +64,7 @@ FAULTS: Final = [
           "elif failed:",
           "elif not failed:"),
     # whoever sleeps does not hear of the stop
-    Fault("gatekeeper", "stop",
+    Fault("gatekeeper", "set",
           "waiter.wake()",
           "pass"),
     # one collect more than max_collect
