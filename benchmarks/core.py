@@ -68,8 +68,8 @@ def overlap() -> list[Bar]:
 # -- 2. the gate ------------------------------------------------------------
 
 
-def nothing() -> None:
-    pass
+def nothing() -> int:
+    return 1
 
 
 def per_call(call: Callable[[], object], number: int) -> float:
@@ -225,10 +225,11 @@ def until_raised(role: str) -> float:
         raised_at[0] = time.perf_counter()
         raise RuntimeError(role)
 
-    def collect(context: CollectContext) -> None:
+    def collect(context: CollectContext) -> int:
         if role.startswith("collect") and context.ticket == 2:
             time.sleep(0.05)
             fail()
+        return 1
 
     def train(batch: Batch) -> None:
         if role == "train" and batch.id == 2:

@@ -209,7 +209,7 @@ def judge(run: _Run, pool: EpisodePool, gate: dict[str, Any]) -> tuple[dict[str,
         "trained": run.trained,
         "left in line": PER_ROUND * len(gate["waiting"]),
     }
-    ended = sum(gate[name] for name in ("trained", "failed", "dropped", "abandoned"))
+    ended = sum(gate[name] for name in ("trained", "failed", "dropped", "rejected", "abandoned"))
     rounds = ended + len(gate["waiting"]) + len(gate["tickets"])
     checks = {
         "started = in whole rounds + left out + abandoned": counts.started
@@ -219,7 +219,8 @@ def judge(run: _Run, pool: EpisodePool, gate: dict[str, Any]) -> tuple[dict[str,
         "no number is trained on twice": int(run.times_trained.max()) == 1,
         "as many numbers as episodes": int(run.times_trained.sum()) == WARM_UP + EPISODES,
         "no number beyond those started": not run.times_trained[counts.started :].any(),
-        "rounds admitted = trained + in line + open + failed + dropped + abandoned": gate["admitted"] == rounds,
+        "rounds admitted = trained + in line + open + failed + dropped + rejected + abandoned": gate["admitted"]
+        == rounds,
         "episodes admitted = started": gate["admitted"] * PER_ROUND == counts.started,
     }
     return account, [name for name, right in checks.items() if not right]

@@ -26,7 +26,7 @@ SETTINGS = {
     "max_train_ahead": 0, "random_steps": 0, "max_steps": 0, "eval_every": 0, "checkpoint_every": 0, "device": "cpu",
     "torch_threads": 1,
 }  # fmt: skip
-ACCOUNT = ("admitted", "trained", "waiting", "open", "failed", "dropped", "abandoned")
+ACCOUNT = ("admitted", "trained", "waiting", "open", "failed", "dropped", "rejected", "abandoned")
 
 
 @dataclass(frozen=True)

@@ -284,8 +284,8 @@ class AsyncTrainingCoordinator:
     ) -> Any:
         """Wait until the gate admits a collect, run `fn`, and commit what it returns as a batch; return that.
 
-        With `with_context`, `fn` gets a CollectContext. `timeout` (seconds) bounds each wait; a batch whose commit
-        timed out stays in line. A coroutine function makes this return an awaitable.
+        None is rejected: counted, not trained. With `with_context`, `fn` gets a CollectContext. `timeout` (seconds) bounds
+        each wait; a batch whose commit timed out stays in line. A coroutine function makes this return an awaitable.
         """
         if timeout is not None:
             time_limit("timeout", timeout)

@@ -81,10 +81,11 @@ class Gate:
         self.trained = 0
         self.replayed = 0
         self.failed = 0
+        self.rejected = 0
         self.dropped = 0
         self.abandoned = 0
         self._lined_up = -1  # the ticket that was counted last as committed
-        self._ended = -1  # the ticket that was counted last as trained, failed, dropped or abandoned
+        self._ended = -1  # the ticket that was counted last as trained, failed, rejected or abandoned
 
     # -- the rules ---------------------------------------------------------------------------------------------------
 
@@ -216,6 +217,12 @@ class Gate:
         self.failed, self._ended = self.failed + 1, ticket_id
         self._close(ticket_id)
 
+    def reject(self, ticket_id: int) -> None:
+        """Give back the ticket of a collect that had nothing to train on."""
+        self._require_open(ticket_id)
+        self.rejected, self._ended = self.rejected + 1, ticket_id
+        self._close(ticket_id)
+
     def abandon(self, ticket_id: int) -> None:
         """Give back the ticket of a collect whose batch will never be committed."""
         self._require_open(ticket_id)
@@ -298,7 +305,7 @@ class Gate:
     def violations(self) -> list[str]:
         """What is wrong with this state; an empty list, always."""
         found = []
-        ended = self.trained + self.failed + self.dropped + self.abandoned
+        ended = self.trained + self.failed + self.dropped + self.rejected + self.abandoned
         if self.admitted != ended + len(self.waiting) + len(self.tickets):
             found.append(
                 f"{self.admitted} admitted, but {ended} ended, {len(self.waiting)} waiting and {len(self.tickets)} open"
@@ -422,7 +429,7 @@ class Gate:
             del self.tickets[ticket.id]
         waiting = {ticket.id for ticket in self.waiting}
         self.priorities = {number: rank for number, rank in self.priorities.items() if number in waiting}
-        ended = self.trained + self.failed + self.dropped + self.abandoned
+        ended = self.trained + self.failed + self.dropped + self.rejected + self.abandoned
         self.dropped += self.admitted - ended - len(self.waiting) - len(self.tickets)  # taken out, and not counted yet
         if self.policy == "drop":
             self._drop_expired()
@@ -527,7 +534,9 @@ class Gate:
         return degree
 
 
-_COUNTERS: Final = ("admitted", "committed", "trained", "replayed", "failed", "dropped", "abandoned", "replays_in_row")
+_COUNTERS: Final = (
+    "admitted", "committed", "trained", "replayed", "failed", "dropped", "rejected", "abandoned", "replays_in_row",
+)  # fmt: skip
 
 
 def _check_saved(

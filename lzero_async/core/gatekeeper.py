@@ -127,6 +127,13 @@ class Gatekeeper:
             self._settle()
             return parked
 
+    def reject(self, ticket: Ticket, start: float, end: float) -> None:
+        """A collect had nothing to train on: take its ticket back."""
+        with self.lock:
+            self._reject(ticket)
+            self.recorder.failed(start, end)
+            self._settle()
+
     def request_train(self, make_waiter: MakeWaiter, holder: Holder = ANYBODY) -> Ticket | Parked:
         """Ask to train the oldest batch, or, if none waits and the rules allow it, to replay."""
         signal = self.signal
@@ -209,7 +216,8 @@ class Gatekeeper:
         """Put right what an interrupt left half done, and take back what the call still holds.
 
         Without a `result` an open ticket has failed or is abandoned, and a train's batch stays first in line. With one, a
-        collect stays in line, so that its batch is not lost, and a train is counted by `finish`. `since`: when it began.
+        collect stays in line, so that its batch is not lost (or is rejected, if it is None), and a train is counted by
+        `finish`. `since`: when it began.
         """
         self._mend()
         for kind in ("collect", "train", "eval"):
@@ -229,7 +237,9 @@ class Gatekeeper:
         for ticket in [ticket for ticket in self.gate.tickets.values() if self._holders[ticket.id] is holder]:
             if ticket in lined_up:
                 continue
-            if result is not None:
+            if result is not None and result[0] is None:
+                self._reject(ticket)
+            elif result is not None:
                 self.data[ticket.id] = result[0]
                 self._park(Parked("commit", _Nobody(), self.clock.now(), ticket, holder))
             elif failed:
@@ -592,6 +602,10 @@ class Gatekeeper:
 
     def _fail(self, ticket: Ticket) -> None:
         self.gate.fail(ticket.id)
+        self._holders.pop(ticket.id, None)
+
+    def _reject(self, ticket: Ticket) -> None:
+        self.gate.reject(ticket.id)
         self._holders.pop(ticket.id, None)
 
     def _forget(self, dropped: list[Ticket]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -46,9 +47,10 @@ def run(
 ) -> RunResult:
     """Run until a stop condition holds; return why, with the statistics and the best and last evaluation.
 
-    `collect_fn(CollectContext)` returns the data of one batch, `train_fn(Batch)` trains on it, `eval_fn(EvalContext)`
-    returns a score; each is a plain callable or a coroutine function. At degree 0 all of them run in the calling thread
-    in strict turn; above, collectors and learner each have a thread and the calling thread watches them.
+    `collect_fn(CollectContext)` returns the data of one batch, or None if it has nothing to train on, `train_fn(Batch)`
+    trains on it, `eval_fn(EvalContext)` returns a score; each is a plain callable or a coroutine function. At degree 0 all
+    of them run in the calling thread in strict turn; above, collectors and learner each have a thread and the calling
+    thread watches them.
 
     eval_every: trains between evaluations (0: none). max_train, max_collect: counts to reach, those before a resume
     included; no collect is started that they leave no use for. max_seconds: of the clock. stop_fn: asked before
@@ -162,6 +164,7 @@ class _Run:
         self.logged: set[type[Exception]] = set()
         self.collectors_left = coordinator.num_collectors
         self.proven: set[int] = set()  # collectors that have collected
+        self.rejections: Counter[int] = Counter()  # in a row, by collector
 
     def run(self, handle_signals: bool, print_statistics: bool) -> RunResult:
         coordinator = self.coordinator
@@ -352,9 +355,8 @@ class _Run:
         """Collect one batch; return the failures in a row. By `on_failure`, a failure ends the run or costs a pause."""
         coordinator = self.coordinator
         try:
-            self._call(runner, coordinator.collect_stage(worker, self), self.collect_fn, timeout)
+            data = self._call(runner, coordinator.collect_stage(worker, self), self.collect_fn, timeout)
             self.proven.add(worker)
-            return 0
         except Exception as error:
             if getattr(error, "origin", None) is self.signal:
                 raise
@@ -364,6 +366,21 @@ class _Run:
             if self.on_restart is not None:
                 self.on_restart(worker, error)
             return failures + 1
+        self.rejections[worker] = 0 if data is not None else self.rejections[worker] + 1
+        if data is None:
+            self._pause_after_rejection(worker)
+        return 0
+
+    def _pause_after_rejection(self, worker: int) -> None:
+        """A collect returned None. From `max_restarts` in a row on, wait as after a failure, but for ever again."""
+        coordinator, rejections = self.coordinator, self.rejections[worker]
+        times = rejections - max(1, coordinator.recovery.max_restarts)
+        if times >= 0:
+            pause = self._pause(times)
+            log.warning(
+                "collector %d returned None %d times in a row; it collects again in %.3g s", worker, rejections, pause
+            )
+            self._wait(pause)
 
     def _pause_after(self, who: str, error: Exception, failures: int) -> None:
         """A role failed: by `on_failure`, raise that, or count and log it and wait for its back-off."""
@@ -374,16 +391,22 @@ class _Run:
             self.signal.raise_if_set()
         if coordinator.recovery.on_failure != "restart" or failures >= coordinator.recovery.max_restarts:
             raise error
-        pause = backoff(coordinator.recovery.restart_backoff, failures)
-        if (left := self._time_left()) is not None:
-            pause = min(pause, max(0.0, left))
+        pause = self._pause(failures)
         log.warning(
             "%s failed (%r); restart %d of at most %d in %.3g s",
             who, error, failures + 1, coordinator.recovery.max_restarts, pause, exc_info=self._first_of_its_kind(error),
         )  # fmt: skip
         with keeper.lock:
             keeper.recorder.sums["restarts"] += 1
-        if self.signal.wait(pause):
+        self._wait(pause)
+
+    def _pause(self, times: int) -> float:
+        """Seconds to wait after so many pauses in a row, at most until the time of the run is over."""
+        pause, left = backoff(self.coordinator.recovery.restart_backoff, times), self._time_left()
+        return pause if left is None else min(pause, max(0.0, left))
+
+    def _wait(self, seconds: float) -> None:
+        if self.signal.wait(seconds):
             self.signal.raise_if_set()
 
     def _is_refused(self, worker: int, error: Exception, failures: int) -> bool:

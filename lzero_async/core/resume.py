@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from lzero_async.core.statistics import Recorder
 from lzero_async.errors import ConfigError
 
-STATE_FORMAT: Final = 1
+STATE_FORMAT: Final = 2
 
 
 class SavedState(NamedTuple):

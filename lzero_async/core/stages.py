@@ -142,7 +142,7 @@ class Stage(Holder):
 
 
 class CollectStage(Stage):
-    """A collect: admitted with a ticket, committed as a batch."""
+    """A collect: admitted with a ticket, committed as a batch, or rejected if its function returned None."""
 
     name = "collect"
 
@@ -166,6 +166,9 @@ class CollectStage(Stage):
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
         keeper, ticket = self.keeper, self.ticket
         end = keeper.clock.now()
+        if result is None:
+            self._reject(end)
+            return None
         priority = self._ranked(result)
         self.ended(end)
         if self.parts.trace is not None:
@@ -174,6 +177,14 @@ class CollectStage(Stage):
         if self.parts.trace is not None:
             self.parts.trace.counters(end, **_counters(keeper))
         return left
+
+    def _reject(self, end: float) -> None:
+        self.ended(end)
+        if self.parts.trace is not None:
+            self.parts.trace.span(self.track, "collect rejected", self.start, end, version=self.ticket.version)
+        self.keeper.reject(self.ticket, self.start, end)
+        if self.parts.trace is not None:
+            self.parts.trace.counters(end, **_counters(self.keeper))
 
     def _ranked(self, result: Any) -> float:
         """The batch's priority, if there are priorities; a failure of the user's function is one of the collect."""

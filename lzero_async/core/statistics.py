@@ -10,7 +10,7 @@ from lzero_async.core.gate import Gate
 from lzero_async.errors import ConfigError
 from lzero_async.types import TrainReport
 
-COUNTERS: Final = ("committed", "trained", "replayed", "failed", "dropped", "abandoned")
+COUNTERS: Final = ("committed", "trained", "replayed", "failed", "dropped", "rejected", "abandoned")
 EXACT_STALENESS: Final = 127  # above that batches are counted by powers of two, so that the counts stay few
 RULE: Final = "=" * 80
 
@@ -173,6 +173,7 @@ class Recorder:
             "sample_age_max": sums["age_max"],
             "dropped": self.count(gate, "dropped"),
             "failed": self.count(gate, "failed"),
+            "rejected": self.count(gate, "rejected"),
             "abandoned": self.count(gate, "abandoned"),
             "train_failures": int(sums["train_failures"]),
             "refused_threads": int(sums["refused_threads"]),
@@ -238,7 +239,8 @@ def format_box(statistics: Mapping[str, Any]) -> str:
     if s["replay_count"]:
         lines.append(f"  Replays: {s['replay_count']}")
     lines.append(
-        f"  Dropped: {s['dropped']}, failed: {s['failed']}, abandoned: {s['abandoned']}, restarts: {s['restarts']}"
+        f"  Dropped: {s['dropped']}, failed: {s['failed']}, rejected: {s['rejected']}, abandoned: {s['abandoned']}, "
+        f"restarts: {s['restarts']}"
     )
     if s["train_failures"]:
         lines.append(f"  Trains that failed: {s['train_failures']}")

@@ -80,6 +80,7 @@ _ROWS: Final = (
     ("dropped", "dropped batches", "counter", "",
      "Batches past their deadline, and those that a full queue had no room for."),
     ("failed", "failed collects", "counter", "", "Collects that raised."),
+    ("rejected", "rejected collects", "counter", "", "Collects that returned None: nothing to train on."),
     ("train_failures", "failed trains", "counter", "", "Trains and replays that raised, each try counted."),
     ("refused_threads", "refused threads", "counter", "", "Threads that the system refused to this process."),
     ("missing_descriptors", "missing descriptors", "counter", "", "Open files that the system refused to this process."),
@@ -97,8 +98,8 @@ _ROWS: Final = (
 QUANTITIES: Final = {row[0]: Quantity(*row) for row in _ROWS}
 COUNTS: Final = ("steps_trained", "steps_played", "episodes_trained", "episodes_played", "updates")
 TROUBLES: Final = (
-    "dropped", "failed", "train_failures", "refused_threads", "missing_descriptors", "restarts", "abandoned", "retired",
-    "bad_episodes", "env_timeouts", "bad_batches", "bad_updates",
+    "dropped", "failed", "rejected", "train_failures", "refused_threads", "missing_descriptors", "restarts", "abandoned",
+    "retired", "bad_episodes", "env_timeouts", "bad_batches", "bad_updates",
 )  # fmt: skip
 
 

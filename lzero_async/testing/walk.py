@@ -18,8 +18,9 @@ class WalkFailure(AssertionError):
 
 @dataclass(frozen=True)
 class Budget:
-    """How much one path may contain. An interruption is a failed collect or train, a change of the degree, a save and
-    load (with and without the waiting batches), or an evaluation in the learner's turn; each can come at any step."""
+    """How much one path may contain. An interruption is a failed or rejected collect, a failed train, a change of
+    the degree, a save and load (with and without the waiting batches), or an evaluation in the learner's turn; each can
+    come at any step."""
 
     batches: int = 7
     interruptions: int = 1
@@ -86,7 +87,8 @@ def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _
                 commit = partial(_checked_commit, ticket_id=ticket.id, priority=priority)
                 yield True, _after(node, f"commit {ticket.id} with priority {priority:g}", commit)
         if left.interruptions:
-            yield False, _after(node, f"fail {ticket.id}", partial(_fail, ticket_id=ticket.id), interrupts=True)
+            yield False, _after(node, f"fail {ticket.id}", methodcaller("fail", ticket.id), interrupts=True)
+            yield False, _after(node, f"reject {ticket.id}", methodcaller("reject", ticket.id), interrupts=True)
     if gate.train_rule() is None:
         yield True, _after(node, "train", _checked_train)
     if gate.replay_rule() is None:
@@ -161,10 +163,6 @@ def _checked_train(gate: Gate) -> None:
     ticket = gate.start_train()
     if gate.policy != "allow":
         assert gate.version <= ticket.deadline, f"staleness {gate.version - ticket.version} past the bound"
-
-
-def _fail(gate: Gate, ticket_id: int) -> None:
-    gate.fail(ticket_id)
 
 
 def _set_degree(gate: Gate, degree: int) -> None:

@@ -137,7 +137,7 @@ def test_a_failed_collect_and_its_pause_are_active_and_idle() -> None:
 def test_who_is_looked_at_meanwhile_is_at_work() -> None:
     seen = []
     with AsyncTrainingCoordinator(1) as coordinator:
-        coordinator.run_collect(lambda: seen.append(coordinator.get_activity()[0]))
+        coordinator.run_collect(lambda: seen.append(coordinator.get_activity()[0]) or 1)
         coordinator.run_train(lambda: seen.append(coordinator.get_activity()[1]))
         coordinator.run_eval(lambda: seen.extend(coordinator.get_activity()[1:]))
     assert [(one.role, one.state, one.doing) for one in seen] == [

@@ -69,7 +69,7 @@ def test_stages_return_their_results_and_count() -> None:
 def test_evaluation_between_collect_and_train_does_not_hang_at_degree_0() -> None:
     with AsyncTrainingCoordinator(0) as coordinator:
         coordinator.run_eval(lambda: None, timeout=1)
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(lambda: 1)
         coordinator.run_eval(lambda: None, timeout=1)
         coordinator.run_train(lambda: None)
         assert coordinator.get_statistics()["eval_count"] == 2
@@ -144,7 +144,7 @@ def test_a_failed_collect_gives_its_ticket_back() -> None:
             with pytest.raises(ZeroDivisionError) as caught:
                 coordinator.run_collect(lambda: 1 / 0)
             assert caught.traceback[-1].name == "<lambda>"
-        coordinator.run_collect(lambda: None, timeout=1)
+        coordinator.run_collect(lambda: 1, timeout=1)
         coordinator.run_train(lambda: None, timeout=1)
         stats = coordinator.get_statistics()
     assert (stats["failed"], stats["collect_count"], stats["train_count"]) == (5, 1, 1)
@@ -182,7 +182,7 @@ def test_train_retries_start_from_the_state_before() -> None:
             1, recovery=Recovery(train_retries=2, learner=learner), get_weights=learner.get_weights, clock=clock
         ) as coordinator:
             for _ in range(2):
-                coordinator.run_collect(lambda: None)
+                coordinator.run_collect(lambda: 1)
                 coordinator.run_train(learner, with_batch=True)
             assert learner.weight == 2
             assert learner.trained == [0, 1]
@@ -202,7 +202,7 @@ def test_a_learner_whose_state_cannot_be_saved_or_restored_fails_the_train_and_n
 
     learner = Learner()
     with AsyncTrainingCoordinator(1, recovery=Recovery(train_retries=1, learner=learner)) as coordinator:
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(lambda: 1)
         learner.save = False
         with pytest.raises(AssertionError):
             coordinator.run_train(lambda: None)
@@ -214,7 +214,7 @@ def test_a_learner_whose_state_cannot_be_saved_or_restored_fails_the_train_and_n
 
 def test_replays_fill_the_learners_spare_time() -> None:
     with AsyncTrainingCoordinator(2, bound=Bound(max_train_ahead=2)) as coordinator:
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(lambda: 1)
         kinds = [coordinator.run_train(lambda batch: batch.replay, with_batch=True) for _ in range(3)]
         with pytest.raises(GateTimeout, match="no batch waits"):
             coordinator.run_train(lambda: None, timeout=0)
@@ -229,9 +229,9 @@ def test_timeouts_say_which_rule_blocks_with_the_numbers() -> None:
             GateTimeout, match=r"in vain to start a train: no batch waits \(off_policy_degree 1, waiting 0"
         ):
             coordinator.run_train(lambda: None, timeout=0)
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(lambda: 1)
         with pytest.raises(TimeoutError, match=r"start a collect: lag \(off_policy_degree 1, waiting 1"):
-            coordinator.run_collect(lambda: None, timeout=0.001)
+            coordinator.run_collect(lambda: 1, timeout=0.001)
         assert coordinator.run_train(lambda: "still works") == "still works"
 
 
@@ -250,9 +250,9 @@ def test_a_commit_that_times_out_stays_in_line_and_is_trained() -> None:
 
 def test_reset_counters_counts_from_zero_and_keeps_versions() -> None:
     with AsyncTrainingCoordinator(1) as coordinator:
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(lambda: 1)
         coordinator.run_train(lambda: None)
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(lambda: 1)
         coordinator.reset_counters()
         stats = coordinator.get_statistics()
         assert (stats["collect_count"], stats["train_count"], stats["collect_total_time"]) == (0, 0, 0)
@@ -264,7 +264,7 @@ def test_reset_counters_counts_from_zero_and_keeps_versions() -> None:
 def test_sample_ages_are_another_statistic() -> None:
     with AsyncTrainingCoordinator(1) as coordinator:
         for mean, top, count in ((2.0, 5, 10), (4.0, 6, 30)):
-            coordinator.run_collect(lambda: None)
+            coordinator.run_collect(lambda: 1)
             report = TrainReport(sample_age_mean=mean, sample_age_max=top, sample_count=count)
             coordinator.run_train(lambda r=report: r)
         stats = coordinator.get_statistics()
@@ -274,7 +274,7 @@ def test_sample_ages_are_another_statistic() -> None:
 def test_ages_of_no_samples_spoil_neither_the_statistics_nor_the_saved_state() -> None:
     with AsyncTrainingCoordinator(1) as coordinator, AsyncTrainingCoordinator(1) as resumed:
         for age in (2.0, math.nan, math.inf):
-            coordinator.run_collect(lambda: None)
+            coordinator.run_collect(lambda: 1)
             coordinator.run_train(lambda age=age: TrainReport(sample_age_mean=age, sample_age_max=age))
         resumed.load_state_dict(coordinator.state_dict())
         stats = resumed.get_statistics()
@@ -285,7 +285,7 @@ def test_weights_are_published_as_often_as_asked() -> None:
     with AsyncTrainingCoordinator(2, bound=Bound(publish_every=2), get_weights=dict) as coordinator:
         seen = []
         for _ in range(5):
-            coordinator.run_collect(lambda context: seen.append(context.snapshot.version), with_context=True)
+            coordinator.run_collect(lambda context: seen.append(context.snapshot.version) or 1, with_context=True)
             coordinator.run_train(lambda: None)
     assert seen == [0, 0, 2, 2, 4]
 
@@ -299,13 +299,13 @@ def test_a_failed_publication_counts_the_train_and_raises() -> None:
         return {}
 
     with AsyncTrainingCoordinator(1, get_weights=get_weights) as coordinator:
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(lambda: 1)
         fail = True
         with pytest.raises(MemoryError):
             coordinator.run_train(lambda: None)
         assert coordinator.train_count == 1
         fail = False
-        coordinator.run_collect(lambda: None, timeout=1)
+        coordinator.run_collect(lambda: 1, timeout=1)
         coordinator.run_train(lambda: None)
         assert coordinator.weights.latest().version == 2
 
@@ -316,9 +316,9 @@ def test_a_failed_publication_counts_the_train_and_raises() -> None:
 def test_a_parked_collect_is_admitted_at_the_moment_a_train_starts() -> None:
     """Lost wake-up: starting a train makes room for one more collect, so the start itself must serve the line."""
     coordinator = AsyncTrainingCoordinator(1)
-    coordinator.run_collect(lambda: None)
+    coordinator.run_collect(lambda: 1)
     collected = threading.Event()
-    thread = in_thread(lambda: coordinator.run_collect(collected.set))
+    thread = in_thread(lambda: coordinator.run_collect(lambda: collected.set() or 1))
     wait_until_parked(coordinator, "collect")
     coordinator.run_train(lambda: collected.wait(10) or pytest.fail("the collect did not start"))
     thread.join(10)
@@ -332,7 +332,7 @@ def test_many_threads_at_once_keep_bound_and_account() -> None:
 
     def collect_some() -> None:
         for _ in range(200):
-            coordinator.run_collect(lambda: None)
+            coordinator.run_collect(lambda: 1)
 
     def train(batch) -> None:
         lags.append(coordinator.collect_train_lag)
@@ -361,8 +361,8 @@ def test_close_releases_every_waiter() -> None:
         except CoordinatorClosed as error:
             errors.append(error)
 
-    coordinator.run_collect(lambda: None)
-    threads = [in_thread(lambda: attempt(lambda: coordinator.run_collect(lambda: None)))]
+    coordinator.run_collect(lambda: 1)
+    threads = [in_thread(lambda: attempt(lambda: coordinator.run_collect(lambda: 1)))]
     wait_until_parked(coordinator, "collect")
     coordinator.close()
     for thread in threads:
@@ -378,11 +378,12 @@ def test_a_collect_that_ends_after_close_is_committed_or_abandoned_never_lost() 
     coordinator = AsyncTrainingCoordinator(1)
     sequence = Sequencer()
 
-    def collect() -> None:
+    def collect() -> int:
         with sequence(0):
             pass
         with sequence(2):
             pass
+        return 1
 
     thread = in_thread(lambda: coordinator.run_collect(collect))
     with sequence(1):
@@ -395,11 +396,11 @@ def test_a_collect_that_ends_after_close_is_committed_or_abandoned_never_lost() 
 
 def test_synchronous_evaluation_takes_the_learners_turn_but_not_the_collectors() -> None:
     coordinator = AsyncTrainingCoordinator(2)
-    coordinator.run_collect(lambda: None)
+    coordinator.run_collect(lambda: 1)
 
     def evaluate() -> None:
         assert not coordinator.can_train()
-        coordinator.run_collect(lambda: None, timeout=5)
+        coordinator.run_collect(lambda: 1, timeout=5)
         with pytest.raises(GateTimeout, match="the learner is busy"):
             coordinator.run_train(lambda: None, timeout=0)
 
@@ -414,7 +415,7 @@ def test_at_degree_0_an_evaluation_holds_everything() -> None:
 
         def evaluate() -> None:
             with pytest.raises(GateTimeout, match="the learner is busy"):
-                coordinator.run_collect(lambda: None, timeout=0)
+                coordinator.run_collect(lambda: 1, timeout=0)
 
         coordinator.run_eval(evaluate)
         assert coordinator.get_statistics()["eval_count"] == 1
@@ -468,7 +469,7 @@ def background(clock: VirtualClock, **settings) -> tuple[AsyncTrainingCoordinato
 
 
 def step(coordinator: AsyncTrainingCoordinator, learner: FakeLearner) -> None:
-    coordinator.run_collect(lambda: None)
+    coordinator.run_collect(lambda: 1)
     coordinator.run_train(learner, with_batch=True)
 
 
@@ -699,7 +700,7 @@ def test_a_save_in_the_middle_of_a_train_repeats_it_and_counts_it_once() -> None
 def test_a_smaller_degree_drains_first() -> None:
     first = AsyncTrainingCoordinator(4)
     for _ in range(4):
-        first.run_collect(lambda: None)
+        first.run_collect(lambda: 1)
     second = AsyncTrainingCoordinator(1)
     second.load_state_dict(first.state_dict(with_batches=True))
     lags = []

@@ -98,7 +98,7 @@ def test_a_pause_between_runs_is_no_part_of_the_wall_time() -> None:
         options: dict[str, Any] = {"handle_signals": False, "print_statistics": False}
 
         def run(trains: int) -> dict[str, Any]:
-            work = lambda context: clock.sleep(1.0)  # noqa: E731
+            work = lambda context: clock.sleep(1.0) or 1  # noqa: E731
             return coordinator.run(work, work, max_train=trains, **options).statistics
 
         first = run(10)

@@ -139,6 +139,12 @@ class CountsAResumedTrainTwice(Gate):
         self.trained += bool(self.waiting)
 
 
+class ForgetsTheRejected(Gate):
+    def reject(self, ticket_id: int) -> None:
+        super().reject(ticket_id)
+        self.rejected -= 1
+
+
 class KeepsTicketsOnResume(Gate):
     def load_state_dict(self, state: dict, *, keep_waiting: bool = True) -> None:
         super().load_state_dict(state, keep_waiting=keep_waiting)
@@ -193,6 +199,7 @@ def test_a_broken_queue_fails_the_walk(broken: Callable[..., Gate]) -> None:
         (ReplaysAtAnyCost, 1, 1, "wait", 1, 1),
         (LosesAFailedBatch, 1, 1, "wait", 0, 1),
         (CountsAResumedTrainTwice, 1, 1, "wait", 0, 1),
+        (ForgetsTheRejected, 1, 1, "wait", 0, 1),
         (KeepsTicketsOnResume, 1, 1, "wait", 0, 1),
         (LowersOldDeadlines, 3, 2, "wait", 0, 1),
     ],

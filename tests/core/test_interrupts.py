@@ -115,6 +115,11 @@ def collect_here(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
         coordinator.run_collect(ledger.collect, with_context=True, timeout=LIMIT)
 
 
+def reject_here(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    for _ in range(ROUNDS):
+        coordinator.run_collect(lambda: None, timeout=LIMIT)
+
+
 def run_it(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
     coordinator.run(
         ledger.collect,
@@ -191,7 +196,7 @@ def attempt(at: int, degree: int, scene: Scene, role: str, options: dict[str, An
                 check(coordinator, ledger)
                 trained = len(ledger.trained)
                 scene(coordinator, ledger)
-                if scene is not collect_here:
+                if scene not in (collect_here, reject_here):
                     assert len(ledger.trained) > trained
                 check(coordinator, ledger)
             except GateTimeout as error:
@@ -208,6 +213,7 @@ CASES: list[tuple[str, int, Scene, str, dict[str, Any], bool]] = [
     *((f"a train that fails once, degree {d}", d, alone, "", {}, True) for d in (0, 1)),
     *((f"beside a collector, degree {d}", d, train_here, "collector", {}, False) for d in (1, 2)),
     *((f"beside a learner, degree {d}", d, collect_here, "learner", {}, False) for d in (0, 1, 2)),
+    *((f"rejected beside a collector, degree {d}", d, reject_here, "collector", {}, False) for d in (1, 2)),
     ("replays beside a collector", 2, train_here, "collector", {"bound": Bound(max_train_ahead=2)}, False),
     ("a queue that is full", 2, collect_here, "", {"bound": Bound(queue_capacity=1, staleness_policy="allow")}, False),
     ("a queue by priority", 2, collect_here, "learner",

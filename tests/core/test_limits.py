@@ -25,7 +25,7 @@ class States:
         self.clock = clock
 
     def seconds(self, seconds: float) -> Any:
-        return lambda *context: self.clock.sleep(seconds)
+        return lambda *context: self.clock.sleep(seconds) or 1.0
 
     def fails(self, *context: Any) -> None:
         raise OSError("out of order")
@@ -142,7 +142,7 @@ def test_time_is_over_also_while_a_run_in_turn_waits_for_a_users_own_collect(wai
         own = ThreadGroup(clock, "own")
 
         def take_the_turn(*context: Any) -> None:
-            own.start("own", lambda: coordinator.run_collect(lambda: clock.sleep(1000.0)))
+            own.start("own", lambda: coordinator.run_collect(lambda: clock.sleep(1000.0) or 1))
             clock.sleep(1.0)
 
         run: dict[str, Any] = {"eval_fn": lambda context: 1.0, "eval_every": 1}

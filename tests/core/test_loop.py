@@ -306,8 +306,9 @@ def test_a_target_reached_in_the_background_wakes_a_learner_that_waits() -> None
     with VirtualClock() as clock:
         coordinator, _, learner = pipeline(clock, 1, enable_async_eval=True)
 
-        def collect(context: CollectContext) -> None:
+        def collect(context: CollectContext) -> int:
             context.stop.wait(1.0 if context.ticket < 1 else 1e9)
+            return 1
 
         result = coordinator.run(collect, learner, FakeEvaluator(clock, 5.0), eval_every=1, eval_target=1.0)
         coordinator.close()
@@ -362,17 +363,17 @@ def test_an_evaluation_that_still_runs_at_the_end_is_delivered() -> None:
 )
 def test_bad_options_are_rejected(options: dict, words: str) -> None:
     with AsyncTrainingCoordinator(1) as coordinator, pytest.raises(ConfigError, match=words):
-        coordinator.run(lambda c: None, lambda b: None, **options)
+        coordinator.run(lambda c: 1, lambda b: None, **options)
 
 
 def test_background_evaluation_without_frozen_weights_is_rejected() -> None:
     with AsyncTrainingCoordinator(1, True) as coordinator, pytest.raises(ConfigError, match="get_weights="):
-        coordinator.run(lambda c: None, lambda b: None, lambda c: 0, eval_every=1)
+        coordinator.run(lambda c: 1, lambda b: None, lambda c: 0, eval_every=1)
 
 
 def test_a_target_needs_numbers() -> None:
     with AsyncTrainingCoordinator(1) as coordinator, pytest.raises(ConfigError, match="needs a number"):
-        coordinator.run(lambda c: None, lambda b: None, lambda c: "good", eval_every=1, eval_target=1.0, max_train=9)
+        coordinator.run(lambda c: 1, lambda b: None, lambda c: "good", eval_every=1, eval_target=1.0, max_train=9)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------------
@@ -401,9 +402,10 @@ def test_a_failure_in_any_role_ends_the_run_with_its_own_traceback(degree: int, 
 
 
 def test_a_collector_that_dies_while_the_learner_waits_ends_the_run_within_a_second() -> None:
-    def collect(context: CollectContext) -> None:
+    def collect(context: CollectContext) -> int:
         if context.ticket == 1:
             raise ValueError("the environment is gone")
+        return 1
 
     with AsyncTrainingCoordinator(1) as coordinator, pytest.raises(ValueError, match="the environment is gone"):
         coordinator.run(collect, lambda batch: None, max_train=10)
@@ -590,9 +592,10 @@ def test_a_function_that_does_not_return_is_named_by_close() -> None:
     release = threading.Event()
     entered = threading.Event()
 
-    def collect(context: CollectContext) -> None:
+    def collect(context: CollectContext) -> int:
         entered.set()
         release.wait(30)
+        return 1
 
     coordinator = AsyncTrainingCoordinator(1)
     thread = threading.Thread(target=lambda: coordinator.run(collect, lambda b: None, handle_signals=False))
@@ -693,10 +696,11 @@ def test_a_signal_that_the_main_thread_does_not_notice_ends_the_run(degree: int,
     """One that comes just before that thread blocks on a lock; here it is another thread's from the start."""
     seen: list[bool] = []
 
-    def collect(context: CollectContext) -> None:
+    def collect(context: CollectContext) -> int:
         elsewhere = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), number))
         elsewhere.start()
         seen.append(context.stop.wait(30.0))
+        return 1
 
     with AsyncTrainingCoordinator(degree) as coordinator:
         result = coordinator.run(collect, lambda b: None, max_train=1, print_statistics=False)
@@ -707,7 +711,7 @@ def test_a_signal_that_the_main_thread_does_not_notice_ends_the_run(degree: int,
 def test_signals_of_a_forked_process_are_its_own(handled: bool) -> None:
     seen: list[bool] = []
 
-    def collect(context: CollectContext) -> None:
+    def collect(context: CollectContext) -> int:
         child = os.fork()
         if not child:
             if handled:
@@ -718,6 +722,7 @@ def test_signals_of_a_forked_process_are_its_own(handled: bool) -> None:
         if context.version == 1:
             os.kill(os.getpid(), signal.SIGINT)
             seen.append(context.stop.wait(30.0))
+        return 1
 
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
@@ -731,13 +736,14 @@ def test_signals_of_a_forked_process_are_its_own(handled: bool) -> None:
 def test_a_signal_ends_the_run_though_somebody_else_has_taken_the_wakeup_descriptor() -> None:
     seen: list[bool] = []
 
-    def collect(context: CollectContext) -> None:
+    def collect(context: CollectContext) -> int:
         loop = asyncio.new_event_loop()
         loop.add_signal_handler(signal.SIGUSR1, lambda: None)
         loop.remove_signal_handler(signal.SIGUSR1)
         loop.close()
         os.kill(os.getpid(), signal.SIGINT)
         seen.append(context.stop.wait(30.0))
+        return 1
 
     with AsyncTrainingCoordinator(0) as coordinator:
         result = coordinator.run(collect, lambda b: None, max_train=1, print_statistics=False)
@@ -767,7 +773,7 @@ def test_signal_handlers_are_put_back() -> None:
     files = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         with AsyncTrainingCoordinator(1) as coordinator:
-            coordinator.run(lambda c: None, lambda b: None, max_train=2, print_statistics=False)
+            coordinator.run(lambda c: 1, lambda b: None, max_train=2, print_statistics=False)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert signal.set_wakeup_fd(-1) == -1
     assert len(os.listdir("/proc/self/fd")) < files + 10  # the last ones may be about to be closed
@@ -777,10 +783,11 @@ def test_waiting_threads_use_no_timers() -> None:
     """A blocked learner is not woken while nothing happens; a poll every 0.1 s would show as 5 wake-ups."""
     entered, release = threading.Event(), threading.Event()
 
-    def collect(context: CollectContext) -> None:
+    def collect(context: CollectContext) -> int:
         if context.ticket == 1:
             entered.set()
             release.wait(30)
+        return 1
 
     coordinator = AsyncTrainingCoordinator(1)
     thread = threading.Thread(

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.under_lock import full_queue, put, waiting_collectors
+from benchmarks.under_lock import full_queue, put
+from lzero_async.clock import RealClock
 from lzero_async.core.gate import Gate, Ticket
+from lzero_async.core.gatekeeper import Gatekeeper, Parked
 
 
 class SimpleGate(Gate):
@@ -173,6 +175,21 @@ def test_a_shorter_queue_costs_what_it_drops() -> None:
         return lines_run(lambda: gate.set_capacity(size - 50))
 
     assert cost(10_000) <= 2 * cost(100)
+
+
+def waiting_collectors(number: int) -> Gatekeeper:
+    """All collects but the oldest wait for their commit, and that must come first."""
+    keeper = Gatekeeper(Gate(number, num_collectors=number), RealClock())
+    gate = keeper.gate
+    gate.start_collect()
+    for _ in range(number):
+        gate.commit(gate.start_collect().id)
+        gate.start_train()
+        gate.finish_train()
+        gate.publish()
+    for ticket in [gate.start_collect() for _ in range(number - 1)]:
+        assert isinstance(keeper.request_commit(ticket, None, 0.0, 0.0, RealClock().waiter), Parked)
+    return keeper
 
 
 def test_a_settle_costs_the_same_with_a_thousand_collectors() -> None:

@@ -18,7 +18,7 @@ def use_of(collect: float, train: float, trains: int = 50, **settings: Any) -> t
     with VirtualClock() as clock:
         coordinator = AsyncTrainingCoordinator(clock=clock, **settings)
         found = coordinator.run(
-            lambda context: clock.sleep(collect), lambda batch: clock.sleep(train), max_train=trains,
+            lambda context: clock.sleep(collect) or 1, lambda batch: clock.sleep(train), max_train=trains,
             handle_signals=False, print_statistics=False,
         ).statistics  # fmt: skip
         mean = QueueUse(coordinator.queue_seconds).mean
@@ -60,13 +60,13 @@ def test_a_pause_between_runs_does_not_count() -> None:
 
         def run(trains: int) -> float:
             coordinator.run(
-                lambda context: clock.sleep(10.0), lambda batch: clock.sleep(1.0), max_train=trains,
+                lambda context: clock.sleep(10.0) or 1, lambda batch: clock.sleep(1.0), max_train=trains,
                 handle_signals=False, print_statistics=False,
             )  # fmt: skip
             return use.lately()
 
         first = run(20)
-        coordinator.run_collect(lambda: None)  # waits through the pause
+        coordinator.run_collect(lambda: 1)  # waits through the pause
         clock.sleep(10_000.0)
         assert run(40) == pytest.approx(first, abs=0.05)
         coordinator.close()
@@ -75,14 +75,14 @@ def test_a_pause_between_runs_does_not_count() -> None:
 def test_a_resumed_run_goes_on_counting_and_a_change_of_the_degree_counts_from_then_on() -> None:
     with VirtualClock() as clock:
         coordinator = AsyncTrainingCoordinator(1, clock=clock)
-        coordinator.run_collect(lambda: clock.sleep(1.0))  # ready at 1, and one of one waits
+        coordinator.run_collect(lambda: clock.sleep(1.0) or 1)  # ready at 1, and one of one waits
         clock.sleep(4.0)
         coordinator.run_train(lambda: clock.sleep(5.0))  # from 5 to 10
         assert coordinator.queue_seconds() == pytest.approx((4.0, 9.0))
         resumed = AsyncTrainingCoordinator(4, clock=clock)
         resumed.load_state_dict(coordinator.state_dict())
         assert resumed.queue_seconds() == pytest.approx((4.0, 9.0))
-        resumed.run_collect(lambda: None)  # one of four waits, and then one of two, for 10 s each
+        resumed.run_collect(lambda: 1)  # one of four waits, and then one of two, for 10 s each
         clock.sleep(10.0)
         resumed._keeper.set_degree(2)
         clock.sleep(10.0)
@@ -95,7 +95,7 @@ def test_at_degree_0_there_is_no_queue() -> None:
     with VirtualClock() as clock:
         coordinator = AsyncTrainingCoordinator(0, clock=clock)
         coordinator.run(
-            lambda context: clock.sleep(1.0), lambda batch: clock.sleep(1.0), max_train=3, handle_signals=False,
+            lambda context: clock.sleep(1.0) or 1, lambda batch: clock.sleep(1.0), max_train=3, handle_signals=False,
             print_statistics=False,
         )  # fmt: skip
         assert QueueUse(coordinator.queue_seconds).mean is None

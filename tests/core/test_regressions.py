@@ -74,10 +74,11 @@ def test_a_second_run_at_the_same_time_is_refused() -> None:
     with AsyncTrainingCoordinator(1) as coordinator:
         errors = []
 
-        def collect(context: CollectContext) -> None:
+        def collect(context: CollectContext) -> int:
             with pytest.raises(LzeroAsyncError, match="in a run already") as caught:
-                coordinator.run(lambda c: None, lambda b: None, **quiet)
+                coordinator.run(lambda c: 1, lambda b: None, **quiet)
             errors.append(caught)
+            return 1
 
         coordinator.run(collect, lambda b: None, max_train=1, **quiet)
         assert errors
@@ -244,8 +245,8 @@ def test_an_interrupted_run_gives_back_what_it_held() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         await _never()
 
-    async def quick(context: CollectContext) -> None:
-        return None
+    async def quick(context: CollectContext) -> int:
+        return 1
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
@@ -437,7 +438,7 @@ def test_a_retry_starts_from_a_copy_even_if_the_state_is_made_of_references() ->
             raise OSError
 
     with AsyncTrainingCoordinator(1, recovery=Recovery(train_retries=1, learner=learner)) as coordinator:
-        coordinator.run_collect(lambda: None)
+        coordinator.run_collect(lambda: 1)
         coordinator.run_train(train)
     assert learner.w.tolist() == [1, 1]
 
@@ -460,9 +461,10 @@ def test_tasks_that_a_stage_leaves_on_its_loop_are_cancelled() -> None:
 
     kept = []
 
-    async def collect(context: CollectContext) -> None:
+    async def collect(context: CollectContext) -> int:
         kept.append(asyncio.get_running_loop().create_task(forever()))
         await asyncio.sleep(0)
+        return 1
 
     with AsyncTrainingCoordinator(1) as coordinator:
         coordinator.run(collect, lambda b: None, max_train=2, **quiet)

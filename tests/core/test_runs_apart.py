@@ -333,7 +333,7 @@ def test_a_collector_that_waits_already_gets_the_weights_that_could_not_be_publi
 
         def collect() -> None:
             while len(versions) < 2:
-                coordinator.run_collect(lambda context: versions.append(context.version), with_context=True)
+                coordinator.run_collect(lambda context: versions.append(context.version) or 1, with_context=True)
 
         def train() -> None:
             threads.start("collector", collect)

@@ -117,6 +117,17 @@ class KeeperMachine(RuleBasedStateMachine):
         ticket = self.collecting.pop(data.draw(st.integers(0, len(self.collecting) - 1)))
         self.keeper.let_go(self.holders[ticket.id], failed=failed)
 
+    @precondition(lambda self: self.collecting)
+    @rule(data=st.data(), interrupt=st.booleans())
+    def reject_a_collect(self, data: st.DataObject, interrupt: bool) -> None:
+        ticket = self.collecting.pop(data.draw(st.integers(0, len(self.collecting) - 1)))
+        before = self.gate.rejected
+        if interrupt:
+            self.keeper.let_go(self.holders[ticket.id], result=(None,))
+        else:
+            self.keeper.reject(ticket, 0.0, 1.0)
+        assert self.gate.rejected == before + 1
+
     @precondition(lambda self: self.training is not None)
     @rule()
     def finish_the_train(self) -> None:

@@ -136,7 +136,7 @@ def test_a_killed_run_leaves_a_readable_trace(tmp_path: Path) -> None:
         def train(batch):
             if batch.id == 300:
                 os.kill(os.getpid(), signal.SIGKILL)
-        coordinator.run(lambda context: None, train)
+        coordinator.run(lambda context: 1, train)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -161,7 +161,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
         with AsyncTrainingCoordinator(1, trace={str(tmp_path / "trace.json")!r}) as coordinator:
-            result = coordinator.run(lambda context: None, lambda batch: None, max_train=500)
+            result = coordinator.run(lambda context: 1, lambda batch: None, max_train=500)
         assert result.statistics["train_count"] == 500
     """
     done = subprocess.run(

@@ -14,7 +14,7 @@ STATISTICS: dict[str, Any] = {
     "max_lag": 3, "collect_total_time": 20.0, "train_total_time": 15.0, "eval_total_time": 6.0, "collect_wait_time": 7.0,
     "train_wait_time": 2.5, "eval_wait_time": 0.5, "wall_time": 21.0, "overlap_efficiency": 0.75, "staleness_mean": 1.5,
     "staleness_max": 3, "staleness_counts": {0: 2, 1: 4, 2: 3, 3: 1}, "sample_age_mean": 8.5, "sample_age_max": 30.0,
-    "dropped": 6, "failed": 7, "abandoned": 8, "restarts": 9, "retired": 10, "degree_changes": 13,
+    "dropped": 6, "failed": 7, "rejected": 15, "abandoned": 8, "restarts": 9, "retired": 10, "degree_changes": 13,
     "train_failures": 14, "refused_threads": 21, "missing_descriptors": 22,
     "bad_episodes": 15, "env_timeouts": 17, "bad_batches": 18, "bad_updates": 19,
 }  # fmt: skip

@@ -33,8 +33,8 @@ from tests.telemetry.terminal import Shown, Terminal
 ROOT = Path(__file__).resolve().parents[2]
 STATISTICS: dict[str, Any] = {
     "off_policy_degree": 4, "queue_capacity": None, "collect_train_lag": 2, "mean_lag": 1.25, "max_lag": 4,
-    "staleness_mean": 1.2, "staleness_max": 3, "dropped": 0, "failed": 1, "restarts": 2, "abandoned": 0, "retired": 0,
-    "degree_changes": 0,
+    "staleness_mean": 1.2, "staleness_max": 3, "dropped": 0, "failed": 1, "rejected": 0, "restarts": 2, "abandoned": 0,
+    "retired": 0, "degree_changes": 0,
 }  # fmt: skip
 SYNC = {"off_policy_degree": 0, "collect_train_lag": 1, "staleness_mean": 0.0, "staleness_max": 0, "max_lag": 1}
 

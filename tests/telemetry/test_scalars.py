@@ -49,6 +49,7 @@ def test_every_number_comes_from_its_statistic() -> None:
         "async/failed_trains": 14.0,
         "async/refused_threads": 21.0,
         "async/missing_descriptors": 22.0,
+        "async/rejected_collects": 15.0,
         "async/abandoned_batches": 8.0,
         "async/restarts": 9.0,
         "async/retired_collectors": 10.0,
@@ -98,7 +99,7 @@ def test_a_lag_never_passes_its_bound() -> None:
         3, bound=Bound(queue_capacity=2, staleness_policy="allow"), num_collectors=3
     ) as coordinator:
         coordinator.run(
-            lambda context: None, lambda batch: lags.append(coordinator.collect_train_lag), max_train=200,
+            lambda context: 1, lambda batch: lags.append(coordinator.collect_train_lag), max_train=200,
             print_statistics=False,
         )  # fmt: skip
         statistics = coordinator.get_statistics()

@@ -243,11 +243,12 @@ def test_a_parcel_is_opened_while_others_drop_it(start: Start) -> None:
 def test_a_context_in_a_call_is_explained(start: Start) -> None:
     worker, said = start(), list[str]()
 
-    def collect(ctx: Any) -> None:
+    def collect(ctx: Any) -> int:
         for value in (ctx, {"of": [ctx]}, ctx.stop, Parcel(ctx)):
             with pytest.raises(ConfigError) as caught:
                 worker.call("do", "", value)
             said.append(str(caught.value))
+        return 1
 
     with AsyncTrainingCoordinator(0) as coordinator:
         coordinator.run(collect, lambda batch: None, max_train=1, print_statistics=False)

@@ -18,6 +18,7 @@ class Kind(NamedTuple):
 WAIT: Final = "wait"
 CUT_OFF: Final = "cut off"
 FAILED: Final = "failed"
+REJECTED: Final = "rejected"
 OTHER: Final = "other"
 KINDS: Final = {
     "collect": Kind("=", "-", "#2a9d8f", "collect"),
@@ -29,8 +30,9 @@ KINDS: Final = {
     WAIT: Kind(".", ".", "#e4e7eb", "waits"),
     CUT_OFF: Kind("~", "~", "#c9b79c", "cut off by the end"),
     FAILED: Kind("x", "x", "#c1121f", "failed"),
+    REJECTED: Kind("/", "/", "#b08968", "rejected"),
 }
-PLAIN: Final = (WAIT, CUT_OFF, FAILED)  # drawn the same however short they are
+PLAIN: Final = (WAIT, CUT_OFF, FAILED, REJECTED)  # drawn the same however short they are
 IDLE: Final = " "
 SEEN: Final = 0.02  # of a character's time: less work than this does not show
 FULL: Final = 0.5
@@ -40,7 +42,7 @@ def kind_of(name: str) -> str:
     """The kind of a span by its name; what the application calls its own is other work."""
     if name.startswith("wait"):
         return WAIT
-    for end in (FAILED, CUT_OFF):
+    for end in (FAILED, CUT_OFF, REJECTED):
         if name.endswith(f" {end}"):
             return end
     return name if name in KINDS else OTHER
