@@ -22,13 +22,17 @@ class AdaptiveDegree:
         self.low = whole_number("min_degree", low, 1, "An adaptive degree stays asynchronous.")
         self.high = whole_number("max_degree", high, self.low, "It must not be below min_degree.")
         self.threshold = None if drift_threshold is None else positive_number("drift_threshold", drift_threshold)
-        if not self.low <= start <= self.high:
-            raise ConfigError(
-                f"off_policy_degree is {start}, outside the adaptive range {self.low} to {self.high}; start inside it or "
-                "change min_degree and max_degree."
-            )
+        self.check(start)
         self.degree = start
         self._rest = 0
+
+    def check(self, degree: int) -> None:
+        """Raise a ConfigError if this degree is outside the range."""
+        if not self.low <= degree <= self.high:
+            raise ConfigError(
+                f"off_policy_degree is {degree}, outside the adaptive range {self.low} to {self.high}; stay inside it or "
+                "change min_degree and max_degree."
+            )
 
     def after_train(self, starved: bool, drift: float | None) -> str | None:
         """Take one train into account; return the reason if the degree changed.

@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from lzero_async.clock import RealClock
 from lzero_async.core.activity import RoleActivity
 from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
+from lzero_async.core.coroutines import FutureWaiter, is_coroutine_function, run_awaitable
 from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
 from lzero_async.core.gate import Gate
 from lzero_async.core.gatekeeper import Gatekeeper, Holder
+from lzero_async.core.own_loop import HeldCollect, HeldTrain
 from lzero_async.core.resume import STATE_FORMAT, read_state
 from lzero_async.core.settings import Adaptation, Bound, Recovery, group_of, refuse_coroutine
 from lzero_async.core.stages import (
     CollectStage,
     EvalStage,
-    FutureWaiter,
     Stage,
     StageParts,
     TrainStage,
-    is_coroutine_function,
-    run_awaitable,
     run_blocking,
 )
 from lzero_async.core.statistics import COUNTERS, format_box
@@ -81,7 +80,9 @@ class AsyncTrainingCoordinator:
     num_collectors: collects that may run at once. bound, recovery: see `Bound` and `Recovery`. adaptation: given, the degree
     follows the run; see `Adaptation`. eval_overlap: what a new background evaluation does while one still runs (`skip`,
     `latest`, `wait`). get_weights: returns the learner's weights; called after construction, loading and every due train,
-    always while no train runs. trace: path of a Chrome trace to write. clock: for tests.
+    always while no train runs. on_publish: called with the version of weights that collects can load from now on, in the
+    thread of the train that made them, once that is counted; not for those of construction and loading. trace: path of a
+    Chrome trace to write. clock: for tests.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class AsyncTrainingCoordinator:
         adaptation: Adaptation | None = None,
         eval_overlap: str = "latest",
         get_weights: Callable[[], Any] | None = None,
+        on_publish: Callable[[int], object] | None = None,
         trace: str | os.PathLike[str] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -107,6 +109,7 @@ class AsyncTrainingCoordinator:
         group_of("bound", bound, Bound)
         self.recovery = group_of("recovery", recovery, Recovery)
         refuse_coroutine("get_weights", get_weights)
+        refuse_coroutine("on_publish", on_publish)
         degree, how = resolve_degree(off_policy_degree, buffer_size, batch_size)
         gate = Gate(
             degree,
@@ -142,6 +145,7 @@ class AsyncTrainingCoordinator:
             priority=bound.priority,
             publish=self.publish,
             get_weights=get_weights,
+            on_publish=on_publish,
             after=self._after_train,
             retries=recovery.train_retries,
             learner=recovery.learner,
@@ -227,7 +231,7 @@ class AsyncTrainingCoordinator:
 
     @property
     def degree_changes(self) -> tuple[DegreeChange, ...]:
-        """The last changes of an adaptive degree, with their reasons."""
+        """The last changes of the degree, with their reasons."""
         return tuple(self._changes)
 
     def locate(self, role: str, pid: int) -> None:
@@ -255,6 +259,20 @@ class AsyncTrainingCoordinator:
             raise ConfigError(f"A trace is written to {self._trace.path} already; leave one of the two out.")
         self._trace = self.evaluator.trace = self._parts.trace = TraceWriter(path)
         self._keeper.locks.append(self._trace.lock)
+
+    def set_degree(self, degree: int) -> None:
+        """Change the bound for what starts from now on; open collects and waiting batches keep their deadlines. An adaptive
+        degree goes on from there. A run that started at degree 0 stays in one thread."""
+        degree = whole_number("off_policy_degree", degree, 0)
+        with self._keeper.lock:
+            before = self.off_policy_degree
+            if self._adaptive is not None:
+                self._adaptive.check(degree)
+            self._keeper.set_degree(degree)
+            if self._adaptive is not None:
+                self._adaptive.degree = degree
+            if degree != before:
+                self._changed_degree(before, degree, "set_degree")
 
     def set_queue_capacity(self, capacity: int) -> None:
         """Change the length of a queue that has one; a shorter one drops what it has no room for."""
@@ -303,6 +321,21 @@ class AsyncTrainingCoordinator:
             self.evaluator.last()
         return self.pass_through(TrainStage(self._parts, None), fn, with_batch, timeout)
 
+    def collecting(self, *, worker: int = 0, timeout: float | None = None) -> HeldCollect:
+        """`with coordinator.collecting() as ticket:` waits for the gate; the block collects with `ticket.snapshot` and sets
+        `ticket.data`, which is then committed. An exception gives the ticket back as failed. Also for `async with`."""
+        return HeldCollect(CollectStage(self._parts, None, worker), time_limit("timeout", timeout))
+
+    def training(self, *, timeout: float | None = None) -> HeldTrain:
+        """`with coordinator.training() as batch:` waits for a batch; after the block it is counted as trained, and the
+        weights are published. An exception leaves it first in line. Also for `async with`; there are no `train_retries`."""
+        self._raise_background_failure()
+        return HeldTrain(TrainStage(self._parts, None), time_limit("timeout", timeout))
+
+    def report(self, result: TrainReport | float) -> None:
+        """What a train function would return (a drift or a TrainReport), for a train that is a block."""
+        self._parts.report = result
+
     def run_eval(self, fn: Callable[..., Any], *, with_context: bool = False, timeout: float | None = None) -> Any:
         """Evaluate: in the learner's turn, returning `fn`'s result; or, with `enable_async_eval`, in the background,
         returning None at once (see `poll_eval` and `wait_for_eval`)."""
@@ -343,6 +376,8 @@ class AsyncTrainingCoordinator:
             if self._get_weights is not None and (latest is None or latest.version < version):
                 self.weights.publish(self._get_weights(), version)
             self._keeper.finish_publication()
+            if self._parts.on_publish is not None:
+                self._parts.on_publish(version)
         except BaseException:
             self._keeper.let_go(holder)
             raise
@@ -569,7 +604,11 @@ class AsyncTrainingCoordinator:
         if reason is not None:
             after = self._adaptive.degree
             self._keeper.gate.set_degree(after)
-            self._keeper.recorder.sums["degree_changes"] += 1
-            self._changes.append(DegreeChange(self.train_count, before, after, reason))
-            if self._trace is not None:
-                self._trace.instant(LEARNER, f"degree {before} to {after}: {reason}", self.clock.now())
+            self._changed_degree(before, after, reason)
+
+    def _changed_degree(self, before: int, after: int, reason: str) -> None:
+        """Under the lock: count and trace it."""
+        self._keeper.recorder.sums["degree_changes"] += 1
+        self._changes.append(DegreeChange(self.train_count, before, after, reason))
+        if self._trace is not None:
+            self._trace.instant(LEARNER, f"degree {before} to {after}: {reason}", self.clock.now())

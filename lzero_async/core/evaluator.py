@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple, Protocol
 
+from lzero_async.core.coroutines import is_coroutine_function, running_loop
 from lzero_async.core.gatekeeper import Gatekeeper, MakeWaiter
-from lzero_async.core.stages import is_coroutine_function
 from lzero_async.core.trace import EVALUATOR, TraceWriter
 from lzero_async.errors import ConfigError, GateTimeout, Stopped, tell_refusal
 from lzero_async.threads import LoopRunner, ThreadGroup
@@ -274,14 +274,6 @@ class BackgroundEvaluator:
             if self.trace is not None:
                 self.trace.span(EVALUATOR, "eval", start, end, version=context.version)
         return EvalResult(context.version, value, end - start, context.snapshot), None
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of the calling thread, if it runs one."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 class Scores:

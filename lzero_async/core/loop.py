@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any, Final
 
 from lzero_async.core.coordinator import AsyncTrainingCoordinator
-from lzero_async.core.evaluator import Scores, running_loop
+from lzero_async.core.coroutines import is_coroutine_function, running_loop
+from lzero_async.core.evaluator import Scores
 from lzero_async.core.settings import refuse_coroutine
 from lzero_async.core.signals import OrderlyStop
-from lzero_async.core.stages import Stage, is_coroutine_function
+from lzero_async.core.stages import Stage
 from lzero_async.errors import ConfigError, GateTimeout, Stopped, tell_refusal
 from lzero_async.threads import LoopRunner
 from lzero_async.types import BackgroundContext, EvalContext, EvalResult, RunResult

@@ -1,27 +1,24 @@
 """The three stages as the coordinator runs them: enter through the gate, run the user's function, leave.
 
-A stage says what to ask, what to pass, and what to do with the outcome; the two drivers at the end (`run_blocking`,
-`run_awaitable`) are the only code that differs between plain callables and coroutine functions.
+A stage says what to ask, what to pass, and what to do with the outcome; `run_blocking` here and `run_awaitable` in
+coroutines.py are the only code that differs between plain callables and coroutine functions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from types import CoroutineType, FunctionType
+from collections.abc import Callable, Mapping
+from types import CoroutineType
 from typing import Any, Final
 
-from lzero_async.clock import RealClock
 from lzero_async.core.activity import ACTIVE, WAITING
 from lzero_async.core.gate import Ticket
 from lzero_async.core.gatekeeper import REPLAY, Gatekeeper, Holder, MakeWaiter, Parked
 from lzero_async.core.trace import EVALUATOR, LEARNER, TraceWriter, collector
 from lzero_async.core.weights import WeightStore
-from lzero_async.errors import ConfigError, Stopped, tell_refusal
+from lzero_async.errors import Stopped, tell_refusal
 from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
 from lzero_async.validation import real_number
 
@@ -31,7 +28,7 @@ _GIVEN_UP: Final = (Stopped, asyncio.CancelledError, KeyboardInterrupt, Generato
 
 class StageParts:
     """What the stages of one coordinator share. `publish` makes up for weights that are overdue, `get_weights` returns the
-    learner's, `after(result, starved)` is called under the lock after every train."""
+    learner's, `on_publish(version)` hears of new ones, `after(result, starved)` is called under the lock after every train."""
 
     def __init__(
         self,
@@ -41,6 +38,7 @@ class StageParts:
         priority: Callable[[Any], float] | None,
         publish: Callable[[], None],
         get_weights: Callable[[], Any] | None,
+        on_publish: Callable[[int], object] | None,
         after: Callable[[Any, bool], None],
         retries: int,
         learner: LearnerState | None,
@@ -48,8 +46,9 @@ class StageParts:
         self.keeper, self.weights = keeper, weights
         self.trace: TraceWriter | None = None
         self.priority, self.publish = priority, publish
-        self.get_weights, self.after = get_weights, after
+        self.get_weights, self.on_publish, self.after = get_weights, on_publish, after
         self.retries, self.learner = retries, learner
+        self.report: Any = None  # of a train that is a block
 
 
 class Stage(Holder):
@@ -207,7 +206,7 @@ class TrainStage(Stage):
         self.parts = parts
         self.keeper = parts.keeper
         self.run = run
-        self._retries = parts.retries
+        self.retries = parts.retries
 
     def ask(self, make_waiter: MakeWaiter) -> Ticket | Parked:
         gate = self.keeper.gate
@@ -217,7 +216,7 @@ class TrainStage(Stage):
 
     def enter(self, ticket: Ticket) -> None:
         self.ticket = ticket
-        if self._retries and self.parts.learner is not None:
+        if self.retries and self.parts.learner is not None:
             self._before = copy.deepcopy(self.parts.learner.state_dict())  # torch's state_dict holds references
         self.start = self.keeper.clock.now()
         self.began()
@@ -242,6 +241,8 @@ class TrainStage(Stage):
         if self.parts.trace is not None:
             self._show(end, version)
             self.parts.trace.counters(keeper.clock.now(), **_counters(keeper))
+        if self.parts.on_publish is not None and gate.published == version:
+            self.parts.on_publish(version)
         return None
 
     def finish(self) -> None:
@@ -265,10 +266,10 @@ class TrainStage(Stage):
             self.parts.trace.train(self.start, end, self.ticket.id, version, version - 1 - self.ticket.version)
 
     def again(self, error: BaseException) -> bool:
-        again = self._retries > 0 and self._before is not None and isinstance(error, Exception)
+        again = self.retries > 0 and self._before is not None and isinstance(error, Exception)
         if not again or self.parts.learner is None or self.keeper.signal.is_set():
             return False
-        self._retries -= 1
+        self.retries -= 1
         tell_refusal(error)
         end = self.keeper.clock.now()
         self.ended(end)
@@ -276,7 +277,7 @@ class TrainStage(Stage):
         known = self.keeper.count_failed_train(self.start, end, error)
         log.warning(
             "train failed (%r); it is tried again from the state before it, at most %d more time(s)",
-            error, self._retries + 1, exc_info=None if known else error,
+            error, self.retries + 1, exc_info=None if known else error,
         )  # fmt: skip
         self.parts.learner.load_state_dict(self._before or {})
         return True
@@ -328,7 +329,7 @@ def run_blocking(stage: Stage, fn: Callable[..., Any], with_context: bool, timeo
 def _pass_through(stage: Stage, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> Any:
     make_waiter = stage.keeper.clock.waiter
     asked = stage.ask(make_waiter)
-    ticket = stage.ticket = asked if isinstance(asked, Ticket) else _block(stage, asked, timeout)
+    ticket = stage.ticket = asked if isinstance(asked, Ticket) else block(stage, asked, timeout)
     while stage.result is None:
         try:
             stage.enter(ticket)
@@ -343,59 +344,14 @@ def _pass_through(stage: Stage, fn: Callable[..., Any], with_context: bool, time
         raise TypeError(f"{fn!r} returned a coroutine but is not a coroutine function; declare it with async def.")
     left = stage.leave(result, make_waiter)
     if isinstance(left, Parked):
-        _block(stage, left, timeout)
+        block(stage, left, timeout)
     return result
 
 
-def _block(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
+def block(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
+    """Wait in the calling thread for what was asked."""
     stage.waits(parked)
     parked.waiter.wait(timeout)
-    return stage.waited(parked)
-
-
-async def run_awaitable(
-    stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
-) -> Any:
-    """Run a stage with a coroutine function; the event loop is never blocked."""
-    try:
-        return await _await_through(stage, fn, with_context, timeout)
-    except GeneratorExit as error:  # the garbage collector ends a task whose loop is closed, maybe under the lock
-        stage.keeper.when_unlocked(partial(stage.let_go, error, locked=True))
-        raise
-    except BaseException as error:
-        stage.let_go(error)
-        raise
-
-
-async def _await_through(
-    stage: Stage, fn: Callable[..., Awaitable[Any]], with_context: bool, timeout: float | None
-) -> Any:
-    if not isinstance(stage.keeper.clock, RealClock):
-        raise ConfigError("A virtual clock knows threads only; run coroutine functions on the real clock.")
-    loop = asyncio.get_running_loop()
-
-    def make_waiter() -> FutureWaiter:
-        return FutureWaiter(loop)
-
-    asked = stage.ask(make_waiter)
-    ticket = stage.ticket = asked if isinstance(asked, Ticket) else await _pause(stage, asked, timeout)
-    while stage.result is None:
-        try:
-            stage.enter(ticket)
-            stage.result = (await (fn(stage.context()) if with_context else fn()),)
-        except BaseException as error:
-            if not stage.again(error):
-                raise
-    left = stage.leave(stage.result[0], make_waiter)
-    if isinstance(left, Parked):
-        await _pause(stage, left, timeout)
-    return stage.result[0]
-
-
-async def _pause(stage: Stage, parked: Parked, timeout: float | None) -> Ticket:
-    assert isinstance(parked.waiter, FutureWaiter)
-    stage.waits(parked)
-    await asyncio.wait((parked.waiter.future,), timeout=timeout)
     return stage.waited(parked)
 
 
@@ -407,32 +363,3 @@ def _counters(keeper: Gatekeeper) -> dict[str, int]:
         queue = lag - (gate.running == "train")
         counters = {"lag": lag, "queue": queue, "open_collects": len(gate.tickets), "degree": gate.degree}
         return counters if gate.capacity is None else {**counters, "queue_capacity": gate.capacity}
-
-
-class FutureWaiter:
-    """A place for one task to wait in; woken from any thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.future: asyncio.Future[None] = loop.create_future()
-
-    def wait(self, timeout: float | None) -> bool:
-        """A task awaits `future` instead."""
-        raise AssertionError("a task awaits its future")
-
-    def wake(self) -> None:
-        """Wake the task; callable from any thread."""
-        self._loop.call_soon_threadsafe(self._set)
-
-    def _set(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-
-def is_coroutine_function(fn: Any) -> bool:
-    """Whether calling `fn` gives a coroutine: a coroutine function, a partial of one, or an object with such a call."""
-    if type(fn) is FunctionType and not fn.__dict__:
-        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
-    while isinstance(fn, partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
