@@ -31,9 +31,10 @@ class OpenCollect:
 class Held(Generic[Given]):
     """What a `with` or `async with` block holds: it is given back if the block raises, else it is counted."""
 
+    _begun = _open = False
+
     def __init__(self, stage: Stage, timeout: float | None) -> None:
         self._stage, self._timeout = stage, timeout
-        self._begun = self._open = False
 
     def _given(self) -> Given:
         """What the block gets."""

@@ -42,6 +42,8 @@ class Interrupt:
 
     def _enter_frame(self, frame: FrameType, event: str, arg: Any) -> Any:
         name = frame.f_code.co_filename
+        if frame.f_code.co_name == "__del__":  # Python itself swallows what a finalizer raises
+            return None
         return self._line if name.startswith(LIBRARY) and not name.startswith(TOOLS) else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -103,6 +105,18 @@ def alone(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
         coordinator.run_train(ledger.train, with_batch=True, timeout=LIMIT)
         coordinator.run_eval(ledger.evaluate, with_context=True, timeout=LIMIT)
     coordinator.wait_for_eval(LIMIT)
+
+
+def in_blocks(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    """The same, as `with` blocks."""
+    for _ in range(ROUNDS):
+        if not coordinator.collect_train_lag:
+            with coordinator.collecting(timeout=LIMIT) as ticket:
+                context = CollectContext(ticket.worker, ticket.id, ticket.version, ticket.snapshot, ticket.stop)
+                ticket.data = ledger.collect(context)
+        with coordinator.training(timeout=LIMIT) as batch:
+            if batch.id not in ledger.trained:  # an interrupt between the block and its count leaves the batch owed
+                ledger.train(batch)
 
 
 def train_here(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
@@ -211,6 +225,7 @@ CASES: list[tuple[str, int, Scene, str, dict[str, Any], bool]] = [
     *((f"alone, degree {d}", d, alone, "", {}, False) for d in (0, 1, 2)),
     *((f"alone, degree {d}, evaluations in the background", d, alone, "", {"enable_async_eval": True}, False) for d in (0, 2)),
     *((f"a train that fails once, degree {d}", d, alone, "", {}, True) for d in (0, 1)),
+    *((f"in blocks, degree {d}", d, in_blocks, "", {}, False) for d in (0, 2)),
     *((f"beside a collector, degree {d}", d, train_here, "collector", {}, False) for d in (1, 2)),
     *((f"beside a learner, degree {d}", d, collect_here, "learner", {}, False) for d in (0, 1, 2)),
     *((f"rejected beside a collector, degree {d}", d, reject_here, "collector", {}, False) for d in (1, 2)),
