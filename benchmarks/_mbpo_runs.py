@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lzero_async.core.trace import read_trace
+from lzero_async.runs.summary import is_finished, read_results
+from lzero_async.tools.traces import read_events
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY = ROOT / "zoo" / "mbpo" / "train.py"
@@ -137,7 +138,7 @@ def start(folder: Path, words: list[str]) -> int:
 
 def read(folder: Path) -> Run:
     """What a finished run wrote."""
-    events = read_trace(folder / "trace.json")
+    events = list(read_events(folder / "trace.json"))
     roles = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
     spans = [
         Span(
@@ -151,8 +152,7 @@ def read(folder: Path) -> Run:
         if event["ph"] == "X"
     ]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = folder / "results.json"
-    results = json.loads(found.read_text()) if found.is_file() else {}
+    results = read_results(folder) if is_finished(folder) else {}
     return Run(folder, results, rows, sorted(spans, key=lambda span: span.start))
 
 

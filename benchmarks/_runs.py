@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lzero_async.core.trace import read_trace
+from lzero_async.runs.summary import read_results
+from lzero_async.tools.traces import read_events
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY = ROOT / "zoo" / "jericho" / "priorzero" / "priorzero_entry.py"
@@ -72,13 +73,11 @@ def read(folder: Path, cpu: float = 0.0) -> Run:
             (event["ts"] + event["dur"]) / 1e6,
             event["args"].get("batch", -1),
         )
-        for event in read_trace(folder / "trace.json")
+        for event in read_events(folder / "trace.json")
         if event["ph"] == "X"
     ]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return Run(
-        folder, json.loads((folder / "results.json").read_text()), rows, sorted(spans, key=lambda s: s.start), cpu
-    )
+    return Run(folder, read_results(folder), rows, sorted(spans, key=lambda s: s.start), cpu)
 
 
 def overlap_share(run: Run) -> float:

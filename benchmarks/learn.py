@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from lzero_async.runs.summary import is_finished, read_results
+
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY = ROOT / "zoo" / "jericho" / "priorzero" / "priorzero_entry.py"
 RESULTS = ROOT / "benchmarks" / "results" / "learn.json"
@@ -84,8 +86,7 @@ def train(seeds: list[int], minutes: float, jobs: int, folder: Path, assignments
 
 def ended(folder: Path) -> bool:
     """Whether a run came to its own end, with a last evaluation."""
-    path = folder / "results.json"
-    return path.is_file() and bool(json.loads(path.read_text())["final_evaluation"])
+    return is_finished(folder) and bool(read_results(folder)["final_evaluation"])
 
 
 def start(seed: int, minutes: float, folder: Path, assignments: list[str]) -> subprocess.Popen:
@@ -115,7 +116,7 @@ def seconds_spent(folder: Path) -> float:
 
 def read(folder: Path) -> dict[str, Any]:
     """A finished run's results."""
-    return json.loads((folder / "results.json").read_text())
+    return read_results(folder)
 
 
 def summarise(runs: dict[int, dict[str, Any]], baselines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def summarise(runs: dict[int, dict[str, Any]], baselines: list[dict[str, Any]]) 
         "mean_final_score": mean,
         "bar": BAR * highest,
         "met": mean >= BAR * highest,
-        "best_evaluation": {seed: run["best_evaluation"]["score"] for seed, run in runs.items()},
+        "best_evaluation": {seed: run["best"]["score"] for seed, run in runs.items()},
         "random_play": next(row["mean_score"] for row in baselines if row["mode"] == "random"),
         "llm_alone": max(alone),
         "minutes": {seed: minutes(run["statistics"]) for seed, run in runs.items()},

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._runs import ROOT, Run, play, read
+from lzero_async.runs.summary import is_finished
 from zoo.jericho.priorzero.play.components import CACHE_FILE
 
 RESULTS = ROOT / "benchmarks" / "results" / "learn_async.json"
@@ -49,16 +50,16 @@ def main() -> int:
     if not 0 < args.minutes <= 8:
         parser.error(f"--minutes is {args.minutes:g}; it must be above 0 and at most 8")
     runs: dict[int, list[Run]] = {}
-    if not args.draw_only and not (args.folder / "warm" / "results.json").is_file():
+    if not args.draw_only and not is_finished(args.folder / "warm"):
         print("priors and valid actions: one run before all others", flush=True)
         train(args.folder / "warm", 0, WARM_SEED, WARM_MINUTES)
     for seed in args.seeds:  # in this order a part of the runs is a fair part, too
         for degree in args.degrees:
             folder = args.folder / f"{args.minutes:g}-minutes" / f"degree-{degree}-seed-{seed}"
-            if not args.draw_only and not (folder / "results.json").is_file():
+            if not args.draw_only and not is_finished(folder):
                 print(f"degree {degree}, seed {seed}: {args.minutes:g} minutes, see {folder}.log", flush=True)
                 train(folder, degree, seed, args.minutes)
-            if (folder / "results.json").is_file():
+            if is_finished(folder):
                 runs.setdefault(degree, []).append(read(folder))
     if not runs:
         raise SystemExit(f"there is no finished run in {args.folder}; leave --draw_only out")

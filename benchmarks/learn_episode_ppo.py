@@ -32,6 +32,8 @@ from typing import Any
 
 import numpy as np
 
+from lzero_async.runs.summary import read_results
+
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY = Path("zoo") / "episode_ppo" / "train.py"
 RESULTS = ROOT / "benchmarks" / "results" / "learn_episode_ppo.json"
@@ -178,7 +180,7 @@ def outcome(folder: Path, task: str, collector: str, seed: int, random: float) -
     """One finished run: its curve, the first evaluation that reached the target, and its last one."""
     if not finished(folder):
         return None
-    results = json.loads((folder / "results.json").read_text())
+    results = read_results(folder)
     names = {
         "episodes": "trained_episodes",
         "steps": "trained_steps",
@@ -200,7 +202,7 @@ def outcome(folder: Path, task: str, collector: str, seed: int, random: float) -
         "best": results["best"]["return"],
         "episodes": results["counters"]["episodes"],
         "steps": results["counters"]["steps"],
-        "staleness": results["staleness"],
+        "staleness": {name: results["statistics"][f"staleness_{name}"] for name in ("mean", "max")},
         "seconds": json.loads((folder / "seconds.json").read_text()),
         "ended_by": results["ended_by"],
         "curve": curve,

@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks._mbpo_runs import ROOT, log_of, start, words_of
 from lzero_async.runs.run_dir import LAST_CHECKPOINT
+from lzero_async.runs.summary import is_finished, read_results
 
 RESULTS = ROOT / "benchmarks" / "results" / "learn_mbpo.json"
 PICTURE = ROOT / "docs" / "learning-mbpo.png"
@@ -155,8 +156,7 @@ def train(folder: Path, trainer: str, seed: int, minutes: float) -> None:
 
 def finished(folder: Path) -> bool:
     """Whether a run came to its end, by steps or by time."""
-    found = folder / "results.json"
-    return found.is_file() and not json.loads(found.read_text())["ended_by"].startswith("SIG")
+    return is_finished(folder) and not read_results(folder)["ended_by"].startswith("SIG")
 
 
 def seconds_spent(folder: Path) -> float:
@@ -196,7 +196,7 @@ def outcome(folder: Path, trainer: str, seed: int) -> dict[str, Any] | None:
     """One finished run: its curve, the first evaluation that reached the target, and its last one."""
     if not finished(folder):
         return None
-    results = json.loads((folder / "results.json").read_text())
+    results = read_results(folder)
     curve = [
         {"steps": row["collected_steps"], "seconds": seconds, "mean_return": row["mean_return"]}
         for row, seconds in zip(
@@ -212,9 +212,9 @@ def outcome(folder: Path, trainer: str, seed: int) -> dict[str, Any] | None:
         "real_steps": results["collectors"]["steps"],
         "agent_updates": results["counters"]["agent_updates"],
         "dynamics_updates": results["counters"]["dynamics_updates"],
-        "staleness": results["staleness"],
-        "dropped": results["coordinator"]["dropped"],
-        "restarts": results["coordinator"]["restarts"],
+        "staleness": {name: results["statistics"][f"staleness_{name}"] for name in ("mean", "max")},
+        "dropped": results["statistics"]["dropped"],
+        "restarts": results["statistics"]["restarts"],
         "seconds": seconds_spent(folder),
         "ended_by": results["ended_by"],
         "curve": curve,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Bar
+from lzero_async.runs.summary import read_results
 
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY = ROOT / "zoo" / "jericho" / "priorzero" / "priorzero_entry.py"
@@ -85,7 +85,7 @@ def measure(collectors: int, trains: int = 0, folder: Path | None = None, more: 
             raise RuntimeError(
                 f"the run ended with code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
             )
-        return json.loads((place / "run" / "results.json").read_text())
+        return read_results(place / "run")
 
 
 @contextlib.contextmanager

@@ -136,7 +136,7 @@ def _ratio(found: dict[str, Measured], name: str, to: str = "sync") -> float:
 
 
 def _dropped(measured: Measured) -> float:
-    coordinator = measured.run.results["coordinator"]
+    coordinator = measured.run.results["statistics"]
     return coordinator["dropped"] / max(1, coordinator["collect_count"])
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks._chromium import PHONE, Chromium, find_chromium
 from benchmarks._perfetto import OPENS, Server, serving, viewer
 from benchmarks.harness import main_guard
+from lzero_async.runs.summary import is_finished
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -57,7 +58,7 @@ def main() -> int:
         print("error: there is no Chromium with chromedriver; install both.", file=sys.stderr)
         return 2
     for name, words in RUNS.items():
-        if not (options.runs / name / "results.json").is_file():
+        if not is_finished(options.runs / name):
             make_run(options.runs / name, options.seconds, words)
     with Chromium(*found) as browser:
         take_all(browser, options.runs)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks._poisoned_env import FAULTS, FOLDER, injected
+from lzero_async.runs.summary import read_results
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CLEAN: Final = 5.0  # seconds at the end of a run without faults, where every fault is to be counted
@@ -64,7 +65,7 @@ def mbpo(trainer: str, players: int) -> App:
         from lzero_async.runs.run_dir import LAST_CHECKPOINT
         from zoo.mbpo.saving import KIND, checkpoint, unsound
 
-        results = json.loads((folder / "results.json").read_text(), parse_constant=_refuse)
+        results = read_results(folder)
         return Outcome(
             counted=results["troubles"]["bad_episodes_by_kind"],
             trained=results["counters"]["agent_updates"],
@@ -97,7 +98,7 @@ def episode_ppo(collector: str) -> App:
         from lzero_async.runs.soundness import first_bad
         from zoo.episode_ppo.learn.saving import KIND
 
-        results = json.loads((folder / "results.json").read_text(), parse_constant=_refuse)
+        results = read_results(folder)
         pool, evaluations = results["environments"], results["evaluation_failures"]
         counted = {name: pool[name] + evaluations[name] for name in ("failed", "bad_data", "env_timeouts")}
         counted["crash"] = counted.pop("failed") - counted["bad_data"] - counted["env_timeouts"]
@@ -127,7 +128,7 @@ def priorzero() -> App:
         from lzero_async.runs.soundness import first_bad
         from zoo.jericho.priorzero.learn.saving import CHECKPOINT
 
-        results = json.loads((folder / "results.json").read_text(), parse_constant=_refuse)
+        results = read_results(folder)
         return Outcome(
             counted={"bad episode": results["troubles"]["bad_episodes"]},
             trained=results["updates"],

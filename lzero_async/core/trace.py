@@ -1,7 +1,7 @@
 """Spans of a run as Chrome trace JSON, which Perfetto (ui.perfetto.dev) opens.
 
 The file is a JSON array that grows by whole events, so what a crash leaves behind lacks only its closing bracket; the
-format makes that optional, and `read_trace` accepts it.
+format makes that optional, and `tools.traces` accepts it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -206,29 +206,6 @@ def _encoded(value: Any) -> str:
 def _metadata(kind: str, pid: int, tid: int, name: str) -> str:
     event = {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
     return json.dumps(event, separators=(",", ":"))
-
-
-def read_trace(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The events of a trace file, also of one that a crash cut off in the middle of an event."""
-    return list(iter_trace(path))
-
-
-def iter_trace(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The same one at a time, for traces that are larger than memory should hold."""
-    broken = 0
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if broken:
-                raise ConfigError(f"{path} is not a trace of ours: line {broken} is not an event.")
-            text = line.strip().removeprefix("[").rstrip(",")
-            if text in ("", "]"):
-                continue
-            try:
-                event = json.loads(text)
-            except json.JSONDecodeError:
-                broken = number  # the last line may be: a crash cut it off
-                continue
-            yield event
 
 
 # Viewers show a counter as its name and its unit.

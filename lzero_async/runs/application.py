@@ -9,13 +9,14 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from lzero_async.core.coordinator import AsyncTrainingCoordinator
 from lzero_async.errors import ConfigError
+from lzero_async.runs.pipeline import PipelineDescription
 from lzero_async.runs.run_dir import BEST_CHECKPOINT, INTERRUPTED, LAST_CHECKPOINT, REPORT, TRACE, naming, write_json
 from lzero_async.runs.summary import machine, versions, write_summary
 from lzero_async.telemetry.prometheus_server import MetricsServer
@@ -70,10 +71,9 @@ def carry_through(
         application.save()
         reason = ends.get(result.reason, result.reason)
         interrupted = result.reason.startswith("SIG")
-        final: Any = None
         failure: Exception | None = None
         try:
-            final = None if interrupted else application.final_evaluation()
+            application.final = None if interrupted else application.final_evaluation()
         except KeyboardInterrupt:
             interrupted, reason = True, f"{reason}; the final evaluation was interrupted"
         except Exception as error:  # what was learned is reported first
@@ -82,7 +82,7 @@ def carry_through(
         application.coordinator.print_statistics()
         application.ended_by = reason
         application.summarise()
-        report(final, reason)
+        report(application.final, reason)
         if interrupted:
             print(f"go on with: --resume {application.folder}")
         if failure is not None:
@@ -128,6 +128,8 @@ class Application(ABC):
         self.queue = QueueUse(lambda: self.coordinator.queue_seconds())
         self.ended_by: str | None = None
         self.target_reached = False  # the run ended because its best weights reached the target, twice
+        self.final: Any = None  # the final evaluation
+        self._eval_every = 0
         self.kept = KeptWarnings(("lzero_async", type(self).__module__.rpartition(".")[0]))
         self._started = time.monotonic()
         self._began = datetime.now(timezone.utc)
@@ -152,7 +154,8 @@ class Application(ABC):
 
     @abstractmethod
     def _evaluations(self) -> list[dict[str, Any]]:
-        """The evaluations so far, each with `name`, `version`, `steps`, `seconds`, `score`, `low` and `high`."""
+        """The evaluations so far, each with `name`, `version`, `steps`, `seconds`, `score`, `low` and `high`, and what else is
+        known of it."""
 
     @abstractmethod
     def _loop(self) -> dict[str, Any]:
@@ -168,6 +171,14 @@ class Application(ABC):
 
     def _own_scalars(self) -> dict[str, float]:
         """Scalars of the application's own that are recorded now and then, with those under async/."""
+        return {}
+
+    def _pipeline(self) -> PipelineDescription:
+        """What the tools are to know of this run's pipeline."""
+        return PipelineDescription(collectors=self.coordinator.num_collectors)
+
+    def results(self) -> dict[str, Any]:
+        """Numbers of the application that summary.json holds besides those of every run."""
         return {}
 
     def _troubles(self) -> dict[str, int]:
@@ -205,8 +216,10 @@ class Application(ABC):
         self.summarise()  # of a run that goes on, the earlier one tells how that part ended
         try:
             self.progress.watch(self.view)
+            loop = self._loop()
+            self._eval_every = loop.get("eval_every", 0)
             result = self.coordinator.run(
-                train_fn=self._train, after_train=self._after_train, print_statistics=False, **self._loop()
+                train_fn=self._train, after_train=self._after_train, print_statistics=False, **loop
             )
             self.target_reached = result.reason == "eval_target"
             return result
@@ -288,8 +301,6 @@ class Application(ABC):
     def write_summary(self) -> None:
         """Write summary.json anew."""
         seen = self.view()
-        names = ("steps", "seconds", "score", "low", "high", "name", "version")
-        evaluations = [{name: row.get(name) for name in names} for row in self._evaluations()]
         write_summary(
             self.folder,
             {
@@ -306,16 +317,26 @@ class Application(ABC):
                     "name": seen.score, "highest": seen.highest_score, "best": seen.best_score, "last": seen.last_score
                 },
                 "axis": label(seen.counts[0].name),
-                "evaluations": evaluations,
+                "evaluations": self._evaluations(),
+                "final_evaluation": self.final,
                 "counts": {label(count.name): count.value for count in seen.counted},
                 "rates": {rate_label(key): rate for key, rate in seen.rates.items()},
                 "statistics": dict(seen.statistics),
                 "roles": self._role_rows(seen),
                 "utilisation": self.utilisation(),
                 "batch_bytes": self._batch_bytes / self._batches if self._batch_bytes else None,
+                "pipeline": self._described(seen),
+                "results": self.results(),
                 "events": self.kept.events(),
             },
         )  # fmt: skip
+
+    def _described(self, seen: View) -> dict[str, Any]:
+        """The pipeline with what the application's counts say of it."""
+        counts = {count.name: count.value for count in seen.counted}
+        names = {"collected": "steps_played", "trained": "steps_trained", "updates": "updates"}
+        counted: Any = {name: counts[key] for name, key in names.items() if key in counts}
+        return asdict(replace(self._pipeline(), eval_every=self._eval_every, **counted))
 
     def summarise(self) -> None:
         """Write summary.json anew; a failure is logged."""
@@ -545,11 +566,14 @@ class ScoredApplication(Application):
     def _evaluations(self) -> list[dict[str, Any]]:
         return [
             {
-                "name": "evaluation", "version": row["version"], "steps": row[self.axis], "seconds": row["seconds_at"],
+                **row, "name": "evaluation", "steps": row[self.axis], "seconds": row["seconds_at"],
                 "score": row["mean_return"], "low": row["min_return"], "high": row["max_return"],
             }
             for row in self.history
         ]  # fmt: skip
+
+    def results(self) -> dict[str, Any]:
+        return {"best": dict(self.best), "counters": self._counters()}
 
     def _description(self) -> dict[str, Any]:
         return {

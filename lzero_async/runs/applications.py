@@ -23,6 +23,33 @@ class Command:
     main: str
 
 
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How `compare` starts an application; the defaults are the library's own option names. Options are named without dashes,
+    and without the section that --set gives them.
+
+    `ways` are the asynchronous modes, the first one is the default. `defaults` are given to both runs and `async_defaults` to
+    the asynchronous one unless the user gives them; `async_only` and `sync_only` (by way) reach only one of the runs. `refused`
+    says why an option cannot be given. `limits` take away the application's own limits, since `seconds` ends a run.
+    """
+
+    sync: Words = ("--off_policy_degree", "0")
+    ways: Mapping[str, Words] = field(default_factory=lambda: {"async": ()})
+    defaults: Mapping[str, Words] = field(default_factory=dict)
+    async_defaults: Mapping[str, Words] = field(
+        default_factory=lambda: {"off_policy_degree": ("--off_policy_degree", "2")}
+    )
+    async_only: frozenset[str] = frozenset(("off_policy_degree", "num_collectors", "async_eval", "staleness_policy"))
+    sync_only: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, Words] = field(default_factory=dict)
+    folder: Words = ("--exp_name", "{folder}")
+    seconds: Words = ("--max_seconds", "{seconds:g}")
+
+
 @dataclass(frozen=True)
 class ApplicationEntry:
     """What an application's entry point names. `train` is `module:function`, as a command's `main` is; `commands` are further
@@ -34,6 +61,7 @@ class ApplicationEntry:
     train: str
     commands: Mapping[str, Command] = field(default_factory=dict)
     lock: str = ""
+    comparison: Comparison = field(default_factory=Comparison)
 
 
 def installed() -> dict[str, metadata.EntryPoint]:

@@ -23,13 +23,13 @@ RUN_LOG: Final = "run.log"
 ROLE_OUTPUT: Final = ".out"
 LAST_CHECKPOINT: Final = Path("ckpt") / "last.safetensors"
 BEST_CHECKPOINT: Final = LAST_CHECKPOINT.with_name("best.safetensors")
-RESULTS: Final = "results.json"
+SUMMARY: Final = "summary.json"
 TRACE: Final = "trace.json"
 REPORT: Final = "report.html"
 PLACES: Final[dict[str, str | Path]] = {
     "last checkpoint": LAST_CHECKPOINT,
     "best checkpoint": BEST_CHECKPOINT,
-    "results": RESULTS,
+    "results": SUMMARY,
     "metrics": "metrics.jsonl",
     "TensorBoard": "log",
     "trace": TRACE,

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from lzero_async.core.trace import to_json
 from lzero_async.errors import ConfigError
+from lzero_async.runs.run_dir import SUMMARY
 
-SUMMARY: Final = "summary.json"
 FORMAT: Final = 1
 PACKAGES: Final = (
     "lzero-async",
@@ -42,7 +42,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a run's folder; ConfigError if there is none that can be read."""
     path = folder / SUMMARY
     try:
-        found = dict(json.loads(path.read_text()))
+        found = dict(json.loads(path.read_text(), parse_constant=_refuse))
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{folder} holds no run ({SUMMARY} is missing); give the folder of a run.") from None
     except (OSError, ValueError, TypeError) as error:
@@ -52,6 +52,21 @@ def read_summary(folder: Path) -> dict[str, Any]:
             f"{path} has the format {found.get('format')!r}, and this version reads {FORMAT}; run it again."
         )
     return found
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """All that a run came to: its summary, with the application's own results beside the numbers of every run."""
+    found = read_summary(folder)
+    return {**found, **found["results"]}
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the folder holds a run that came to its end."""
+    return (folder / SUMMARY).is_file() and read_summary(folder)["ended_by"] is not None
 
 
 def versions() -> dict[str, str]:

@@ -10,8 +10,9 @@ import pytest
 from lzero_async import AsyncTrainingCoordinator, Recovery
 from lzero_async.core.activity import WAITING, Activity
 from lzero_async.core.statistics import Recorder
-from lzero_async.core.trace import TraceWriter, read_trace
+from lzero_async.core.trace import TraceWriter
 from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, VirtualClock
+from lzero_async.tools.traces import read_events
 
 
 def test_states_and_seconds_by_hand() -> None:
@@ -76,7 +77,7 @@ def test_a_role_of_the_applications_own_is_seen_while_it_works_and_its_sums_neve
         after = coordinator.get_activity()[0]
     assert at_work == ("rollouts", "active", 'roll "a"', 2.0, 2.0, 0.0, 0.0)
     assert (after.state, after.active, after.idle) == ("idle", 2.0, 0.0)
-    span = next(e for e in read_trace(tmp_path / "trace.json") if e["ph"] == "X")
+    span = next(e for e in read_events(tmp_path / "trace.json") if e["ph"] == "X")
     assert (span["name"], span["dur"], span["args"]) == ('roll "a"', 2e6, {"version": 3, "rows": "many"})
 
 
@@ -168,7 +169,7 @@ def traced(path: Path) -> list[dict]:
             2, num_collectors=2, get_weights=learner.get_weights, clock=clock, trace=path
         ) as coordinator:
             coordinator.run(FakeCollector(clock, 3.0), learner, max_train=10)
-    return read_trace(path)
+    return list(read_events(path))
 
 
 def span_around(events: list[dict], arrow: dict) -> dict:
@@ -228,4 +229,6 @@ def test_publications_that_are_remembered_stay_few(tmp_path: Path) -> None:
     trace.collect("collector 0", 3_003.0, 3_004.0, 8, 5)
     assert len(trace._publications) == 1_000
     trace.close()
-    assert [e["id"] for e in read_trace(tmp_path / "trace.json") if e.get("cat") == "weights" and e["ph"] == "f"] == [7]
+    assert [e["id"] for e in read_events(tmp_path / "trace.json") if e.get("cat") == "weights" and e["ph"] == "f"] == [
+        7
+    ]

@@ -15,8 +15,8 @@ import pytest
 
 from lzero_async import AsyncTrainingCoordinator, ConfigError, Recovery
 from lzero_async.core.statistics import format_box
-from lzero_async.core.trace import read_trace
 from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, Interrupted, VirtualClock
+from lzero_async.tools.traces import read_events
 
 DOCUMENTED = """
 mode collect_count train_count eval_count collect_train_lag max_lag collect_avg_time train_avg_time eval_avg_time
@@ -117,7 +117,7 @@ def test_the_trace_has_a_track_per_role_and_worker_and_every_span(tmp_path: Path
 
 def test_background_evaluations_have_their_own_track(tmp_path: Path) -> None:
     traced_run(tmp_path / "trace.json", enable_async_eval=True)
-    names = {e["args"]["name"] for e in read_trace(tmp_path / "trace.json") if e["name"] == "thread_name"}
+    names = {e["args"]["name"] for e in read_events(tmp_path / "trace.json") if e["name"] == "thread_name"}
     assert "evaluator" in names
 
 
@@ -145,13 +145,13 @@ def test_a_killed_run_leaves_a_readable_trace(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == -signal.SIGKILL
-    assert len([e for e in read_trace(path) if e["ph"] == "X"]) > 300
+    assert len([e for e in read_events(path) if e["ph"] == "X"]) > 300
     text = path.read_text()
     path.write_text(text[:-7])
-    assert len(read_trace(path)) > 300
+    assert len(list(read_events(path))) > 300
     path.write_text("hello\nworld")
     with pytest.raises(ConfigError, match="not a trace"):
-        read_trace(path)
+        list(read_events(path))
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_run(tmp_path: Path) -> None:
@@ -186,5 +186,5 @@ def test_failed_stages_show_in_trace_and_wall_time(tmp_path: Path) -> None:
             with pytest.raises(Interrupted):
                 coordinator.run(FakeCollector(clock, 3.0, fail_at={0, 1}), learner, max_train=1)
             assert coordinator.get_statistics()["wall_time"] == pytest.approx(3.0 + 0.5 + 3.0)
-    failed = [e for e in read_trace(path) if e["name"] == "collect failed"]
+    failed = [e for e in read_events(path) if e["name"] == "collect failed"]
     assert [e["dur"] for e in failed] == [3e6, 3e6]

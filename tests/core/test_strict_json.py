@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lzero_async.core.trace import TraceWriter, read_trace, to_json
+from lzero_async.core.trace import TraceWriter, to_json
 from lzero_async.runs.run_dir import write_json
 from lzero_async.runs.summary import read_summary, write_summary
 from lzero_async.telemetry.sinks import Records
+from lzero_async.tools.traces import read_events
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {
@@ -40,8 +41,8 @@ def test_what_is_not_finite_is_null() -> None:
 
 
 def test_the_files_of_a_run_are_read_by_a_strict_parser(tmp_path: Path) -> None:
-    write_json(tmp_path / "results.json", VALUES)
-    assert strictly((tmp_path / "results.json").read_text()) == PLAIN
+    write_json(tmp_path / "options.json", VALUES)
+    assert strictly((tmp_path / "options.json").read_text()) == PLAIN
     write_summary(tmp_path, {"score": {"best": math.nan}, "rates": {"steps/s": math.inf}})
     assert strictly((tmp_path / "summary.json").read_text())["score"] == {"best": None}
     assert read_summary(tmp_path)["rates"] == {"steps/s": None}
@@ -59,7 +60,7 @@ def test_a_trace_is_read_by_a_strict_parser(tmp_path: Path) -> None:
     trace.span("learner", "train", 0.0, 1.0, loss=math.nan)  # type: ignore[arg-type]
     trace.close()
     assert strictly((tmp_path / "trace.json").read_text())
-    assert [event["args"]["loss"] for event in read_trace(tmp_path / "trace.json") if event["ph"] == "X"] == [None]
+    assert [event["args"]["loss"] for event in read_events(tmp_path / "trace.json") if event["ph"] == "X"] == [None]
 
 
 def test_a_report_leaves_out_what_is_null(tmp_path: Path) -> None:

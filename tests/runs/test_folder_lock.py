@@ -196,7 +196,7 @@ def test_a_second_run_is_beside_the_first_however_its_name_is_written(
     (tmp_path / "other").mkdir()
     with FolderLock() as first, FolderLock() as second:
         folder = free_folder(name, None, first)
-        (folder / "results.json").touch()
+        (folder / "summary.json").touch()
         assert folder.resolve() == tmp_path / "run"
         assert free_folder(name, None, second).resolve() == tmp_path / "run-2"
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from lzero_async.core.trace import read_trace
 from lzero_async.errors import ConfigError
-from lzero_async.runs.summary import machine, read_summary, versions, write_summary
+from lzero_async.runs.summary import machine, read_results, read_summary, versions, write_summary
 from lzero_async.telemetry.recent_warnings import KEPT, KeptWarnings
 from lzero_async.telemetry.view import Count, seconds_left
+from lzero_async.tools.traces import read_events
 from zoo.episode_ppo.envs.factories import describe
 from zoo.episode_ppo.options import build_options
 from zoo.episode_ppo.train import main
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_summary_says_what_ran_and_what_came_of_it(folder: Path) -> None:
     found = json.loads((folder / "first.json").read_text())
-    results = json.loads((folder / "results.json").read_text())
+    results = read_results(folder)
     assert (found["program"], found["title"]) == ("episode_ppo", "Whole-episode PPO: CartPole-v1")
     assert found["ended_by"] == "total_episodes" and found["seconds"] > 0
     assert found["axis"] == "episodes trained" and found["counts"]["episodes trained"] == 24
@@ -54,7 +54,7 @@ def test_the_summary_says_what_ran_and_what_came_of_it(folder: Path) -> None:
     assert all(row["low"] <= row["score"] <= row["high"] for row in found["evaluations"])
     assert found["score"]["best"] == max(row["score"] for row in found["evaluations"])
     assert found["statistics"]["train_count"] == 6 and sum(found["statistics"]["staleness_counts"].values()) == 6
-    assert results["coordinator"]["train_count"] == 8  # the resumed run's, whose statistics go on
+    assert results["statistics"]["train_count"] == 8  # the resumed run's, whose statistics go on
     assert found["batch_bytes"] > 1000
 
 
@@ -80,7 +80,7 @@ def test_a_resumed_run_keeps_the_earlier_trace_and_counts_on(folder: Path) -> No
     seconds = [row["seconds"] for row in found["evaluations"]]
     assert len(seconds) == 6 and seconds == sorted(seconds)
     earlier, later = (
-        [e["args"]["batch"] for e in read_trace(folder / name) if e["name"] == "train" and e["ph"] == "X"]
+        [e["args"]["batch"] for e in read_events(folder / name) if e["name"] == "train" and e["ph"] == "X"]
         for name in ("trace-1.json", "trace.json")
     )
     assert len(earlier) == 6 and len(later) == 2 and not set(earlier) & set(later)

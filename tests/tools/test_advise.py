@@ -10,15 +10,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from easydict import EasyDict
 
 import lzero_async.simulate.pipeline as simulation
 from lzero_async import AsyncTrainingCoordinator
+from lzero_async.runs.pipeline import PipelineDescription
 from lzero_async.runs.summary import write_summary
 from lzero_async.simulate.cores import Shared
 from lzero_async.simulate.distributions import Distribution, lognormal
@@ -26,14 +29,17 @@ from lzero_async.simulate.pipeline import simulate
 from lzero_async.simulate.rounds import simulate_rounds
 from lzero_async.telemetry.utilisation import Use, use_of
 from lzero_async.testing import FakeCollector, FakeLearner, VirtualClock
-from lzero_async.tools.advise.applications import _sigma
 from lzero_async.tools.advise.arguments import parse
 from lzero_async.tools.advise.calibrate import alone
 from lzero_async.tools.advise.choose import recommend
 from lzero_async.tools.advise.command import main
 from lzero_async.tools.advise.measured import read_run
 from lzero_async.tools.advise.model import Pipeline, Row, Setting, Stage
+from lzero_async.tools.advise.subject import _sigma
 from tests.sentences import assert_one_sentence
+from zoo.episode_ppo import application as episode_ppo
+from zoo.jericho.priorzero import application as priorzero
+from zoo.mbpo import application as mbpo
 
 ROOT = Path(__file__).resolve().parents[2]
 HAND = ["--collect", "2.35", "--train", "1.82", "--eval", "8.67", "--collectors", "4", "--cores", "8"]
@@ -440,37 +446,46 @@ def test_a_run_on_full_cores_is_advised_on(
 # -- applications ------------------------------------------------------------------------------------------------------------
 
 
-def of_application(folder: Path, program: str, options: dict[str, Any], **changes: Any) -> Path:
+def of_application(folder: Path, pipeline: PipelineDescription, **changes: Any) -> Path:
     """Make a run's folder that of an application."""
     summary = json.loads((folder / "summary.json").read_text())
-    summary["program"] = program
+    summary["pipeline"] = asdict(pipeline)
     summary["statistics"] |= changes
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "options.json").write_text(json.dumps(options))
     return folder
 
 
 def test_priorzero_gets_both_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {
-        "policy_config": {"staleness_policy": "wait", "enable_async_eval": False},
-        "run_config": {"eval_every": 10, "eval_modes": ["prior"]},
-        "env_config": {"env_asynchrony": "auto"},
-    }
-    found = told(capsys, of_application(play(tmp_path / "run", 2, collectors=2, evaluation=2.0), "priorzero", options))
+    options = EasyDict(
+        policy_config={"off_policy_degree": 2, "num_collectors": 2, "n_episode": 8},
+        env_config={"env_asynchrony": "auto", "collector_env_num": 4},
+    )
+    run = play(tmp_path / "run", 2, collectors=2, evaluation=2.0)
+    found = told(capsys, of_application(run, priorzero.describe(options)), "--envs", "16")
     flags = found["recommended"]["flags"]
     assert (
         flags
         == f"--off_policy_degree {found['recommended']['degree']} --num_collectors {found['recommended']['collectors']}"
     )
     assert {row["collectors"] for row in found["rows"]} >= {1, 2, 4}
-    assert any("what is said of degree 0 is less sure" in note for note in found["notes"])
+    assert any("what a run with the one says of the other is less sure" in note for note in found["notes"])
+    # With twice as many games each, the collectors compute for twice as long, and so does the learner; nobody waits longer.
+    sized = found["sizes"][0]
+    games, episodes = 16 // sized["collectors"], 8 * 16 // (4 * sized["collectors"])
+    assert sized["flags"].endswith(
+        f"--set env_config.collector_env_num={games} --set policy_config.n_episode={episodes}"
+    )
+    grown = games / 4
+    assert sized["batches_per_second"] == pytest.approx(1 / grown, rel=0.1)
+    assert sized["samples_per_second"] == pytest.approx(grown * STEPS * sized["batches_per_second"])
 
 
 @pytest.mark.parametrize(("degree", "trainer"), [(0, "sync"), (2, "batch")])
 def test_mbpo_batch_has_one_collector(
     degree: int, trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = of_application(play(tmp_path / "run", degree), "mbpo", {"trainer": trainer, "eval_every": 0})
+    options = EasyDict(trainer=trainer, num_envs=8, torch_threads=1)
+    folder = of_application(play(tmp_path / "run", degree), mbpo.describe(options))
     assert main([str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "The number of collectors is not tried: one collector steps all environments here" in shown
@@ -482,12 +497,12 @@ def test_mbpo_batch_has_one_collector(
 
 
 def test_mbpo_continuous_shares_its_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {
-        "trainer": "continuous", "eval_every": 0, "off_policy_degree": -1, "max_train_ahead": 4, "collection_batch_size": 128,
-        "max_queue_size": 512,
-    }  # fmt: skip
+    options = EasyDict(
+        trainer="continuous", num_envs=8, num_collectors=2, when_full="drop_oldest", max_train_ahead=4,
+        collection_batch_size=128,
+    )  # fmt: skip
     folder = play(tmp_path / "run", 4, collectors=2, collect=1.0, train=0.1, cpu={"collector": 0.0, "learner": 0.1})
-    found = told(capsys, of_application(folder, "mbpo", options, queue_capacity=4))
+    found = told(capsys, of_application(folder, mbpo.describe(options), queue_capacity=4, staleness_policy="allow"))
     # Twice as many collectors with half the environments each wait twice as long for a batch of the same size.
     assert rate_of(found, 4, 4) == pytest.approx(rate_of(found, 4, 2), rel=0.05)
     assert rate_of(found, 4, 1) == pytest.approx(rate_of(found, 4, 2), rel=0.05)
@@ -498,17 +513,16 @@ def test_mbpo_continuous_shares_its_environments(tmp_path: Path, capsys: pytest.
 
 
 def test_whole_episodes_are_advised_in_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"collector": "async", "episodes_per_update": 16, "eval_every": 0}
+    options = EasyDict(collector="async", episodes_per_update=16, n_envs=8)
+    played = SimpleNamespace(busy_seconds=640.0, complete=640, at_once=8, steps=6400)
     folder = play(tmp_path / "run", 2, collectors=2, train=0.1, trains=40)
-    of_application(folder, "episode_ppo", options, off_policy_degree=2)
+    of_application(folder, episode_ppo.describe(options, played), off_policy_degree=2)
     summary = json.loads((folder / "summary.json").read_text())
     times = {"active": None, "waiting": None, "idle": None, "memory_bytes": 1, "restarts": 0}
     summary["roles"].append({"role": "environments 0", **times, "cpu_seconds": 6.4})
     (folder / "summary.json").write_text(json.dumps(summary))
-    environments = {"busy_seconds": 640.0, "complete": 640, "at_once": 8}
-    (folder / "results.json").write_text(json.dumps({"environments": environments}))
     rows = [{"learner/mean_length": 20.0, "learner/max_length": 60}] * 3
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = told(capsys, folder)
     assert found["stages"]["episode"] == {
         "seconds": 1.0,
@@ -520,7 +534,8 @@ def test_whole_episodes_are_advised_in_rounds(tmp_path: Path, capsys: pytest.Cap
     assert rate_of(found, 1) < 0.85 * rate_of(found, 16)
     assert found["recommended"]["flags"] == f"--off_policy_degree {found['recommended']['degree']}"
     assert "Collecting sets the pace: the environments work" in found["reason"]
-    of_application(folder, "episode_ppo", {**options, "collector": "sync"})
+    assert "--n_envs 32 --episodes_per_update 64" in told(capsys, folder, "--envs", "32")["sizes"][0]["flags"]
+    of_application(folder, episode_ppo.describe(EasyDict(options, collector="sync"), played))
     assert main([str(folder)]) == 2
     assert_one_sentence(capsys.readouterr().err, ["--collector sync", "give a run with --collector async"])
 
@@ -550,7 +565,7 @@ def test_the_spread_of_episodes_follows_from_the_longest() -> None:
         (["--collect", "1", "--train", "1", "--max_degree", "100000000"], ["max_degree is 100000000", "1024"]),
         (["--collect", "1", "--train", "1", "--collectors", "5000"], ["collectors is 5000", "1024"]),
         (["--collect", "1", "--train", "1", "--cores", "-1"], ["cores is -1"]),
-        (["--collect", "1", "--train", "1", "--degrees", "1,x"], ["degrees is '1,x'", "0,1,2,4"]),
+        (["--collect", "1", "--train", "1", "--degrees", "1,x"], ["degrees is '1,x'", "1,2,4"]),
         (["--collect", "1", "--train", "1", "--async_eval"], ["--async_eval is given", "--eval"]),
         (["--collect", "1", "--train", "1", "--eval-evry", "5"], ["did you mean eval_every?"]),
         (["nowhere"], ["nowhere holds no run", "summary.json is missing"]),
@@ -576,7 +591,6 @@ def _without(name: str) -> Callable[[Path], None]:
     [
         (9, lambda folder: None, [], ["has 9 train(s), too few", "at least 10"]),
         (20, _without("statistics"), [], ["'statistics'", "another run"]),
-        (20, lambda folder: (folder / "options.json").write_text("{"), [], ["options.json cannot be read"]),
         (20, lambda folder: None, ["--async_eval"], ["--async_eval is given", "no evaluations"]),
         (20, lambda folder: (folder / "trace.json").write_text("x\ny\n"), [], ["is not a trace of ours"]),
     ],

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import re
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,26 @@ import pytest
 
 from lzero_async import AsyncTrainingCoordinator, Bound, Stopped
 from lzero_async.__main__ import main as programs
-from lzero_async.core.trace import read_trace
-from lzero_async.runs.run_files import Span
 from lzero_async.testing import FakeCollector, FakeLearner, VirtualClock
 from lzero_async.tools.timeline import command, picture, stretch, text
 from lzero_async.tools.timeline.kinds import kind_of, legend, mark
 from lzero_async.tools.timeline.reading import read, survey, usual_length
-from lzero_async.tools.timeline.stretch import End, Steps, Stretch, stretch_of
+from lzero_async.tools.timeline.stretch import End, Steps, Stretch
+from lzero_async.tools.traces import Span, read_events
 from tests.core.trace_rules import violations
 from tests.sentences import assert_one_sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACKS = {"collector 0": (1, 1), "learner": (9, 2), "collector 1": (1, 3)}
+
+
+def stretch_of(spans: Iterable[Span], start: float, end: float, cells: int = stretch.CELLS) -> Stretch:
+    """A stretch in which the roles did this; every role has its row."""
+    found = Stretch(start, end, cells)
+    for span in spans:
+        found.meet(span.role)
+        found.add(span)
+    return found
 
 
 def examples() -> Any:
@@ -377,7 +385,7 @@ def test_the_page_shows_what_the_program_prints(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("pattern", list(examples().PATTERNS))
 def test_traces_keep_the_rules_of_viewers(pattern: str, tmp_path: Path) -> None:
     examples().make(pattern, tmp_path / "trace.json")
-    events = read_trace(tmp_path / "trace.json")
+    events = list(read_events(tmp_path / "trace.json"))
     assert violations(events) == []
     trains = sum(event["name"] == "train" for event in events)
     assert sum(event["ph"] == "f" and event["cat"] == "batch" for event in events) == trains == 24
@@ -387,7 +395,7 @@ def test_traces_keep_the_rules_of_viewers(pattern: str, tmp_path: Path) -> None:
 def test_traces_of_real_threads_keep_the_rules_whatever_is_rounded(tmp_path: Path) -> None:
     with AsyncTrainingCoordinator(4, num_collectors=3, get_weights=dict, trace=tmp_path / "trace.json") as coordinator:
         coordinator.run(lambda context: 1, lambda batch: sum(range(500)), max_train=400, print_statistics=False)
-    events = read_trace(tmp_path / "trace.json")
+    events = list(read_events(tmp_path / "trace.json"))
     assert violations(events) == []
     assert sum(event["name"] == "publish" for event in events) == 400
 

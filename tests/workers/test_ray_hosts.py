@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lzero_async.runs.summary import read_results
 from tests.project.docs_blocks import SHORT_PRIORZERO
 from tests.workers.hosts import Hosts
 from tests.workers.ray_hosts import RayHosts, pull_a_cable
@@ -133,6 +134,6 @@ def test_the_real_agent_plays_on_two_hosts(tmp_path: Path) -> None:
         cluster.run(1, "python", entry, *SHORT_PRIORZERO.split(), *where.split(), seconds=300.0)
     finally:
         cluster.close()
-    results = json.loads((folder / "results.json").read_text())
+    results = read_results(folder)
     assert results["ended_by"] == "max_iter"
     assert (folder / "cache-host2.sqlite").exists()  # a collector there kept what it computed

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lzero_async.runs.summary import read_results
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = ROOT / "zoo" / "episode_ppo" / "train.py"
@@ -44,7 +46,7 @@ def test_a_killed_program_takes_its_cluster_along_and_goes_on_from_its_checkpoin
     resume = [sys.executable, str(ENTRY), "--resume", str(folder), "--total_episodes", "40"]
     done = subprocess.run(resume, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    results = json.loads((folder / "results.json").read_text())
+    results = read_results(folder)
     assert results["ended_by"] == "total_episodes" and results["counters"]["episodes"] >= 40
     rows = [json.loads(line)["train"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert rows == list(range(1, rows[-1] + 1)) and rows[-1] >= 10

@@ -29,14 +29,12 @@ from lzero_async.runs.application import carry_through
 from lzero_async.runs.folder_lock import FolderLock
 from lzero_async.runs.options import device_of, make_parser
 from lzero_async.runs.run_dir import (
-    RESULTS,
     exit_code,
     find_run,
     free_folder,
     logging_to,
     say_folder,
     say_places,
-    write_json,
 )
 from zoo.episode_ppo.envs.factories import describe, parse_env_args
 from zoo.episode_ppo.learn.saving import check_same_run, load_description
@@ -114,42 +112,30 @@ def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any]
 
 
 def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
-    """The numbers of the run on screen, and all of them in results.json."""
+    """The numbers of the run on screen."""
     from lzero_async.telemetry.utilisation import compare, format_targets
 
-    statistics = trainer.statistics()
-    counters, pool = statistics["counters"], statistics["environments"]
+    counters, pool = trainer.counters, trainer.pool.statistics()._asdict()
+    seconds = max(trainer.coordinator.get_statistics()["wall_time"], 1e-9)
     print(
         f"trained on {counters['episodes']:,} episodes ({counters['steps']:,} steps, {counters['updates']:,} updates), "
-        f"{statistics['episodes_per_second']:.1f} eps/sec"
+        f"{counters['episodes'] / seconds:.1f} eps/sec"
     )
     print(
         f"episodes: {pool['started']:,} started = {pool['complete']:,} in whole rounds + {pool['left_out']:,} left out + "
         f"{pool['abandoned']:,} abandoned; {pool['failed']:,} tries failed ({pool['bad_data']:,} bad data, "
         f"{pool['env_timeouts']:,} time-outs), {pool['replayed']:,} played again after their worker ended"
     )
-    if (evaluations := statistics["evaluation_failures"])["failed"]:
+    if (evaluations := trainer.eval_failures)["failed"]:
         print(f"evaluations: {evaluations['failed']:,} tries failed, {evaluations['left_out']:,} episodes left out")
     if counters["bad_updates"]:
         print(f"skipped gradient steps, because they were not finite: {counters['bad_updates']:,}")
-    print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in statistics["busy"].items()))
-    print(format_targets(row for row in compare(statistics["utilisation"]) if row.name != "buffer"))
+    print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in trainer.busy().items()))
+    print(format_targets(row for row in compare(trainer.utilisation()) if row.name != "buffer"))
     if final is not None:
         print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
               f"({final['min_return']:.1f} to {final['max_return']:.1f})")  # fmt: skip
     print(f"ended by: {reason}")
-    write_json(
-        trainer.folder / RESULTS,
-        {
-            "env": trainer.options.env,
-            "collector": trainer.options.collector,
-            "ended_by": reason,
-            "final_evaluation": final,
-            "best": trainer.best,
-            "evaluations": trainer.history,
-            **statistics,
-        },
-    )
     say_places(trainer.folder)
 
 

@@ -19,12 +19,14 @@ from lzero_async import AsyncTrainingCoordinator, Bound, Parcel, Recovery, Worke
 from lzero_async.runs import checkpoint
 from lzero_async.runs.application import PLACES, ScoredApplication, thread_limit
 from lzero_async.runs.options import device_of
+from lzero_async.runs.pipeline import PipelineDescription
 from lzero_async.telemetry.quantities import label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
 from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
 from lzero_async.types import Batch, CollectContext, EvalResult, StopSignal, TrainReport
 from zoo.episode_ppo import roles
+from zoo.episode_ppo.application import describe
 from zoo.episode_ppo.envs.factories import Spaces
 from zoo.episode_ppo.learn.saving import check_same_run
 from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
@@ -290,20 +292,20 @@ class Trainer(ScoredApplication):
             "learner": min(1.0, self._learner_seconds / whole),
         }
 
-    def statistics(self) -> dict[str, Any]:
-        """Everything that a results file holds of the run."""
-        statistics, pool = self.coordinator.get_statistics(), self.pool.statistics()
-        seconds = max(statistics["wall_time"], 1e-9)
+    def _pipeline(self) -> PipelineDescription:
+        return describe(self.options, self.pool.statistics())
+
+    def results(self) -> dict[str, Any]:
+        seconds = max(self.coordinator.get_statistics()["wall_time"], 1e-9)
         return {
-            "counters": dict(self.counters),
-            "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
+            **super().results(),
+            "env": self.options.env,
+            "collector": self.options.collector,
             "busy": self.busy(),
-            "utilisation": self.utilisation(),
             "effective_samples_per_second": self.counters["steps"] / seconds,
             "episodes_per_second": self.counters["episodes"] / seconds,
-            "environments": pool._asdict(),
+            "environments": self.pool.statistics()._asdict(),
             "evaluation_failures": dict(self.eval_failures),
-            "coordinator": statistics,
         }
 
     def _title(self) -> str:

@@ -202,10 +202,10 @@ class AsyncTrainer(Trainer):
     def _steps_per_collect(self) -> int | None:
         return None if self.options.adaptive_batch else super()._steps_per_collect()
 
-    def statistics(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         queues = {"model": self.model_queue, "to_dynamics": self._to_dynamics, "to_rollouts": self._to_rollouts}
         return {
-            **super().statistics(),
+            **super().results(),
             "queues": {name: queue.statistics()._asdict() for name, queue in queues.items()},
             "tuning": self.tuning.changes(),
         }

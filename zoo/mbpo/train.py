@@ -28,14 +28,12 @@ from lzero_async.runs.folder_lock import FolderLock
 from lzero_async.runs.options import device_of
 from lzero_async.runs.options import make_parser as plain_parser
 from lzero_async.runs.run_dir import (
-    RESULTS,
     exit_code,
     find_run,
     free_folder,
     logging_to,
     say_folder,
     say_places,
-    write_json,
 )
 from zoo.mbpo.envs.sources import GymSource
 from zoo.mbpo.options import CONTINUOUS, OPTIONS, PRESETS, TABLE, build_options
@@ -114,21 +112,20 @@ def make_trainer(options: Any, folder: Path, **arguments: Any) -> Any:
 
 
 def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
-    """The numbers of the run on screen, and all of them in results.json."""
+    """The numbers of the run on screen."""
     from lzero_async.telemetry.utilisation import compare, format_targets
 
     print(trainer.log_line())
-    statistics = trainer.statistics()
-    print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in statistics["busy"].items()))
-    ages = statistics["ages"]
+    print("busy: " + ", ".join(f"{name} {share:.0%}" for name, share in trainer.busy().items()))
+    ages = trainer.ages
     if "real_age_mean" in ages:
         real = f"real rows {ages['real_age_mean']:.1f} policy versions (max {ages['real_age_max']:.0f})"
         model = ""
         if "model_age_mean" in ages:
             model = f", model rows {ages['model_age_mean']:.1f} dynamics versions (max {ages['model_age_max']:.0f})"
         print(f"age of the last samples: {real}{model}")
-    print(format_targets(compare(statistics["utilisation"])))
-    if hint := _hint(statistics["coordinator"], trainer.options.adaptive_collectors):
+    print(format_targets(compare(trainer.utilisation())))
+    if hint := _hint(trainer.coordinator.get_statistics(), trainer.options.adaptive_collectors):
         print(hint)
     if final is not None:
         print(f"final evaluation: mean return {final['mean_return']:.1f} of {final['episodes']} episodes "
@@ -136,18 +133,6 @@ def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:
     if left_out := trainer.troubles.line():
         print(left_out)
     print(f"ended by: {reason}")
-    write_json(
-        trainer.folder / RESULTS,
-        {
-            "env": trainer.options.env,
-            "trainer": trainer.options.trainer,
-            "ended_by": reason,
-            "final_evaluation": final,
-            "best": trainer.best,
-            "evaluations": trainer.history,
-            **statistics,
-        },
-    )
     say_places(trainer.folder)
 
 

@@ -22,12 +22,14 @@ from lzero_async.errors import ConfigError, WorkerStuck
 from lzero_async.runs import checkpoint
 from lzero_async.runs.application import PLACES, ScoredApplication, thread_limit
 from lzero_async.runs.options import device_of
+from lzero_async.runs.pipeline import PipelineDescription
 from lzero_async.telemetry.quantities import label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
 from lzero_async.telemetry.utilisation import Utilisation
 from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
 from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
+from zoo.mbpo.application import describe
 from zoo.mbpo.collect.data_collector import AsyncDataCollector
 from zoo.mbpo.envs.guarding import BAD_EPISODE, STUCK
 from zoo.mbpo.envs.sources import EnvSource, GymSource
@@ -320,21 +322,20 @@ class Trainer(ScoredApplication):
         # Background roles may end their last pass after the last train, which ends the wall time.
         return shares | {name: min(1.0, seconds / wall) for name, seconds in self._busy.items()}
 
-    def statistics(self) -> dict[str, Any]:
-        """Everything that a results file holds of the run."""
-        collectors = self.collectors.statistics()
-        statistics = self.coordinator.get_statistics()
-        seconds = max(statistics["wall_time"], 1e-9)
+    def _pipeline(self) -> PipelineDescription:
+        return describe(self.options)
+
+    def results(self) -> dict[str, Any]:
+        seconds = max(self.coordinator.get_statistics()["wall_time"], 1e-9)
         return {
-            "counters": dict(self.counters),
+            **super().results(),
+            "env": self.options.env,
+            "trainer": self.options.trainer,
             "ages": dict(self.ages),
-            "staleness": {"mean": statistics["staleness_mean"], "max": statistics["staleness_max"]},
             "busy": self.busy(),
-            "utilisation": self.utilisation(),
             "effective_samples_per_second": self.counters["real_data"] / seconds,
-            "collectors": collectors._asdict(),
+            "collectors": self.collectors.statistics()._asdict(),
             "troubles": {**self.troubles.counts(), "bad_episodes_by_kind": dict(self.troubles.bad_episodes)},
-            "coordinator": statistics,
         }
 
     def _title(self) -> str:

@@ -11,11 +11,12 @@ from lzero_async.errors import ConfigError
 from lzero_async.runs.options import Check, Option, OptionTable, between, flag, make_parser, optional, text, whole
 from lzero_async.validation import number_between, positive_number, whole_number
 
-PROG: Final = "python -m lzero_async advise"
+PROG: Final = "lzero-async advise"
 DESCRIPTION: Final = f"""Which off_policy_degree and how many collectors: simulate the pipeline for a table of them and recommend.
 
   {PROG} runs/train                 the times, the CPU shares and the sizes of this run
   {PROG} runs/train --cores 8       the same on another machine
+  {PROG} runs/train --envs 64,128   and what to choose for other numbers of environments
   {PROG} --collect 2.35 --train 1.82 --eval 8.67 --collectors 4 --cores 8      times by hand
 
 Hyphens and underscores are the same. docs/advise.md says what is assumed."""
@@ -28,13 +29,16 @@ _TIME: Final = optional(between(1e-6, 1e9))
 _MEGABYTES: Final = optional(between(0, 1e9))
 
 
-def _degrees(name: str, value: Any) -> tuple[int, ...]:
-    words = [word.strip() for word in text(name, value).split(",") if word.strip()]
-    if not all(word.isdecimal() and int(word) <= MOST for word in words):
-        raise ConfigError(
-            f"{name} is {value!r}; write whole numbers up to {MOST} with commas between them, as 0,1,2,4."
-        )
-    return tuple(sorted({int(word) for word in words}))
+def _numbers(low: int, most: int) -> Check:
+    def check(name: str, value: Any) -> tuple[int, ...]:
+        words = [word.strip() for word in text(name, value).split(",") if word.strip()]
+        if not all(word.isdecimal() and low <= int(word) <= most for word in words):
+            raise ConfigError(
+                f"{name} is {value!r}; write whole numbers from {low} up to {most} with commas between them, as 1,2,4."
+            )
+        return tuple(sorted({int(word) for word in words}))
+
+    return check
 
 
 def _number(low: int) -> Check:
@@ -62,7 +66,8 @@ TABLE: Final = OptionTable(
         "times by hand, of a stage alone on the machine": HAND,
         "what is tried": {
             "collectors": Option(None, optional(_number(1)), "the most collectors (default: 2 per core, at least 4)", kind=int),
-            "degrees": Option("", _degrees, "degrees, as 0,1,2,4 (default: 0, 1 and powers of two up to --max_degree)"),
+            "degrees": Option("", _numbers(0, MOST), "degrees, as 0,1,2,4 (default: 0, 1 and powers of two up to --max_degree)"),
+            "envs": Option("", _numbers(1, 1_000_000), "other numbers of environments, as 64,128,256 (default: none)"),
             "max_degree": Option(16, _number(0), "the highest degree"),
             "cores": Option(None, optional(positive_number), "cores (default: of the run's machine, or of this one)", kind=float),
             "eval_every": Option(

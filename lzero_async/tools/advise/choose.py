@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lzero_async.tools.advise.applications import Advised
 from lzero_async.tools.advise.arguments import Request
 from lzero_async.tools.advise.model import Row, Setting, percent
+from lzero_async.tools.advise.subject import Advised
 
 WITHIN: Final = 0.02  # of the best rate
 BUSY: Final = 0.9  # a role, or the cores, that work for more of the time set the pace
@@ -17,19 +17,28 @@ LEAST_COLLECTORS: Final = 4
 
 @dataclass(frozen=True)
 class Advice:
-    """The table, the row that is recommended, the fastest one, and the reason."""
+    """The table, the row that is recommended, the fastest one, and the reason; `sizes`: the row that is recommended for other
+    numbers of environments."""
 
     rows: tuple[Row, ...]
     chosen: Row
     best: Row
     reason: str
+    sizes: Mapping[int, Row]
 
 
 def advise(advised: Advised, request: Request) -> Advice:
     """Simulate every setting and recommend one."""
     rows = [advised.model.predict(setting) for setting in settings(advised, request)]
     chosen, best = recommend(rows)
-    return Advice(tuple(rows), chosen, best, " ".join(_reasons(advised, rows, chosen, best)))
+    sizes = {number: _sized(advised, request, number) for number in request.envs}
+    return Advice(tuple(rows), chosen, best, " ".join(_reasons(advised, rows, chosen, best)), sizes)
+
+
+def _sized(advised: Advised, request: Request, environments: int) -> Row:
+    model = advised.model.sized(environments)
+    tried = [setting for setting in settings(advised, request) if setting.collectors <= environments]
+    return recommend([model.predict(setting) for setting in tried])[0]
 
 
 def settings(advised: Advised, request: Request) -> list[Setting]:
@@ -39,14 +48,14 @@ def settings(advised: Advised, request: Request) -> list[Setting]:
     if own is not None:
         degrees.add(own.degree)
     most = request.collectors or max(LEAST_COLLECTORS, int(2 * advised.model.cores), own.collectors if own else 1)
-    numbers = {1} if advised.one_collector else {*_powers(most), most}
-    if own is not None and not advised.one_collector:
+    numbers = {1} if advised.facts.one_collector else {*_powers(most), most}
+    if own is not None and not advised.facts.one_collector:
         numbers.add(own.collectors)
     found = {
         Setting(degree, number)
         for degree in degrees
         for number in numbers
-        if degree >= advised.least_degree and (number <= max(1, degree) or advised.free_collectors)
+        if degree >= advised.facts.least_degree and (number <= max(1, degree) or advised.free_collectors)
     }
     return sorted(found | ({own} if own is not None else set()))
 
@@ -57,8 +66,8 @@ def _powers(most: int) -> set[int]:
 
 def recommend(rows: Sequence[Row], within: float = WITHIN) -> tuple[Row, Row]:
     """The smallest degree whose rate is within a share of the best, with the fewest collectors; and the best row."""
-    best = max(rows, key=lambda row: row.batches)
-    enough = [row for row in rows if row.batches >= (1 - within) * best.batches]
+    best = max(rows, key=lambda row: row.rate)
+    enough = [row for row in rows if row.rate >= (1 - within) * best.rate]
     return min(enough, key=lambda row: row.setting), best
 
 
@@ -73,8 +82,8 @@ def _reasons(advised: Advised, rows: Sequence[Row], chosen: Row, best: Row) -> l
         said.append(f"Nothing else in the table is faster than its {chosen.batches:.3g} batches/s.")
     else:
         said.append(
-            f"{degree} is the smallest {advised.degree} within {percent(WITHIN)} of the best, which makes {best.batches:.3g} "
-            f"batches/s with {best.setting.degree}{_with(best, advised)}."
+            f"{degree} is the smallest {advised.facts.degree} within {percent(WITHIN)} of the best, which makes "
+            f"{best.batches:.3g} batches/s with {best.setting.degree}{_with(best, advised)}."
         )
     same = [row for row in rows if row.setting.collectors == collectors]
     below = [row for row in same if row.setting.degree < degree]
@@ -85,13 +94,13 @@ def _reasons(advised: Advised, rows: Sequence[Row], chosen: Row, best: Row) -> l
     if above:
         said.append(_more(chosen, min(above, key=lambda row: row.setting.degree)))
     most = max(row.setting.collectors for row in rows)
-    if not advised.one_collector and collectors == most and collector_bound(chosen, advised.model.cores):
+    if not advised.facts.one_collector and collectors == most and collector_bound(chosen, advised.model.cores):
         said.append(f"More collectors might gain more: --collectors {2 * most} tries them.")
     return said
 
 
 def _with(row: Row, advised: Advised) -> str:
-    return "" if advised.one_collector else f" and {row.setting.collectors} collector(s)"
+    return "" if advised.facts.one_collector else f" and {row.setting.collectors} collector(s)"
 
 
 def _more(chosen: Row, more: Row) -> str:

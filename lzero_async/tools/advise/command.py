@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from lzero_async.core.trace import to_json
 from lzero_async.runs.run_dir import exit_code
-from lzero_async.tools.advise.applications import Advised, by_hand, of_run
 from lzero_async.tools.advise.arguments import Request, parse
 from lzero_async.tools.advise.choose import advise
 from lzero_async.tools.advise.measured import read_run
 from lzero_async.tools.advise.show import as_json, as_text
+from lzero_async.tools.advise.subject import Advised, by_hand, of_run
 
 
 def main(arguments: Sequence[str]) -> int:

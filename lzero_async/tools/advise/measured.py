@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -11,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lzero_async.core.trace import EVALUATOR, LEARNER, iter_trace
+from lzero_async.core.trace import EVALUATOR, LEARNER
 from lzero_async.errors import ConfigError
-from lzero_async.runs.run_files import Span, busy_seconds
+from lzero_async.runs.pipeline import PipelineDescription, pipeline_of
 from lzero_async.runs.summary import read_summary
 from lzero_async.tools.advise.model import COLLECT, EVAL, TRAIN, percent
+from lzero_async.tools.traces import TRACE, Span, busy_seconds, read_items
 
-TRACE: Final = "trace.json"
 REPLAY: Final = "replay"
 LEAST_TRAINS: Final = 10
 WARM_UP: Final = 10  # the first tenth of the trains is left out
@@ -34,7 +33,7 @@ class Measured:
 
     folder: Path
     summary: dict[str, Any]
-    options: dict[str, Any]
+    pipeline: PipelineDescription
     batches: float  # trained on, per second
     trains: int  # of which the times are
     seconds: dict[str, float]
@@ -65,6 +64,14 @@ class Measured:
         count, trains = self.summary["counts"].get(self.summary["axis"]), self.statistics["train_count"]
         return count / trains if count and trains else None
 
+    @property
+    def eval_every(self) -> int:
+        """Trains between evaluations, 0 without; of a run that does not say it, by its counts."""
+        if self.pipeline.eval_every is not None:
+            return self.pipeline.eval_every
+        trains, evaluations = self.statistics["train_count"], self.statistics["eval_count"]
+        return max(1, round(trains / evaluations)) if evaluations else 0
+
     def rows(self, kind: str) -> list[dict[str, Any]]:
         """The summary's rows of the learner, of the evaluator, or of all collectors."""
         return [row for row in self.summary["roles"] if row["role"] == kind or row["role"].startswith(f"{kind} ")]
@@ -74,24 +81,14 @@ def read_run(folder: Path) -> Measured:
     """Read a run's folder; ConfigError if it holds none, or one that is too short."""
     summary = read_summary(folder)
     try:
-        options = _options(folder)
         trace = folder / TRACE
-        found = _from_trace(folder, summary, options, _spans(trace)) if trace.is_file() else None
-        if found is None:
-            found = _from_statistics(folder, summary, options)
+        traced = trace.is_file()
+        found = _from_trace(folder, summary, _spans(trace)) if traced else _from_statistics(folder, summary)
         _add_cpu(found)
         _look_at_others(found)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder} holds a summary without {error}; give the folder of another run.") from error
     return found
-
-
-def _options(folder: Path) -> dict[str, Any]:
-    path = folder / "options.json"
-    try:
-        return dict(json.loads(path.read_text())) if path.is_file() else {}
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); give the folder of another run.") from error
 
 
 def _refuse_short(folder: Path, trains: int) -> None:
@@ -103,21 +100,14 @@ def _refuse_short(folder: Path, trains: int) -> None:
 
 def _spans(path: Path) -> dict[str, list[Span]]:
     """Everything that each role did, waits included, by start."""
-    names: dict[tuple[int, int], str] = {}
     found: defaultdict[str, list[Span]] = defaultdict(list)
-    for event in iter_trace(path):
-        place = event.get("pid", 0), event.get("tid", 0)
-        if event["ph"] == "M" and event["name"] == "thread_name":
-            names[place] = event["args"]["name"]
-        elif event["ph"] == "X":
-            role, start = names.get(place, "?"), event["ts"] / 1e6
-            found[role].append(Span(role, event["name"], start, start + event["dur"] / 1e6))
+    for item, _ in read_items(path):
+        if isinstance(item, Span):
+            found[item.role].append(item)
     return {role: sorted(spans, key=lambda span: span.start) for role, spans in found.items()}
 
 
-def _from_trace(
-    folder: Path, summary: dict[str, Any], options: dict[str, Any], spans: dict[str, list[Span]]
-) -> Measured:
+def _from_trace(folder: Path, summary: dict[str, Any], spans: dict[str, list[Span]]) -> Measured:
     learner = spans.get(LEARNER, [])
     trains = sorted((span for span in learner if span.name == TRAIN), key=lambda span: span.end)
     _refuse_short(folder, len(trains))
@@ -130,7 +120,7 @@ def _from_trace(
     evaluations = [span for found in spans.values() for span in found if span.name == EVAL]
     beside = any(_overlaps(evaluation, trains) for evaluation in evaluations)
     found = Measured(
-        folder, summary, options, (len(trains) - skipped) / (end - start), len(trains) - skipped, {}, {}, {}, beside,
+        folder, summary, pipeline_of(summary), (len(trains) - skipped) / (end - start), len(trains) - skipped, {}, {}, {}, beside,
         len(collectors),
     )  # fmt: skip
     for stage in (COLLECT, TRAIN, EVAL):
@@ -192,7 +182,7 @@ def _worked(spans: Iterable[Span], start: float, end: float) -> float:
     return busy_seconds((span for span in spans if not span.name.startswith("wait")), start, end)
 
 
-def _from_statistics(folder: Path, summary: dict[str, Any], options: dict[str, Any]) -> Measured:
+def _from_statistics(folder: Path, summary: dict[str, Any]) -> Measured:
     """Without a trace: averages over the whole run, and a spread that is assumed."""
     statistics = summary["statistics"]
     trains = int(statistics["train_count"])
@@ -206,18 +196,8 @@ def _from_statistics(folder: Path, summary: dict[str, Any], options: dict[str, A
     collectors = [row for row in roles if row["role"].startswith("collector ")]
     beside = statistics["off_policy_degree"] > 0
     rate = trains / statistics["wall_time"]
-    found = Measured(
-        folder,
-        summary,
-        options,
-        rate,
-        trains,
-        seconds,
-        dict.fromkeys(seconds, ASSUMED_SPREAD),
-        {},
-        beside,
-        len(collectors),
-    )
+    spread: dict[str, Sequence[float] | float] = dict.fromkeys(seconds, ASSUMED_SPREAD)
+    found = Measured(folder, summary, pipeline_of(summary), rate, trains, seconds, spread, {}, beside, len(collectors))
     # The statistics are of the whole run, CPU seconds of its part since the last resume.
     part = min(1.0, summary["seconds"] / max(1e-9, statistics["wall_time"]))
     done = {stage: int(statistics[f"{stage}_count"]) for stage in (COLLECT, TRAIN, EVAL)}

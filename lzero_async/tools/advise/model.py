@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from lzero_async.core.gate import Policy
+from lzero_async.runs.pipeline import PipelineDescription
 from lzero_async.simulate.distributions import Distribution, lognormal
 from lzero_async.simulate.pipeline import Simulation, simulate
 from lzero_async.simulate.rounds import simulate_rounds
@@ -39,6 +40,10 @@ class Stage:
     def share(self) -> float:
         """The part of its time that it computes; above 1 on several cores."""
         return self.cpu / self.total if self.total > 0 else 0.0
+
+    def times(self, growth: float) -> Stage:
+        """The stage with so many times the work."""
+        return replace(self, seconds=growth * self.seconds, cpu=growth * self.cpu)
 
     def distribution(self) -> Distribution:
         """Durations to draw from."""
@@ -82,6 +87,12 @@ class Row:
     old_data: float = 0.0  # share of the trains
     samples: float | None = None  # per second
     memory: float | None = None  # bytes
+    growth: float = 1.0  # times as large as in the run are the batches
+
+    @property
+    def rate(self) -> float:
+        """Batches per second, as large as those of the run."""
+        return self.batches * self.growth
 
 
 class Model(Protocol):
@@ -93,6 +104,9 @@ class Model(Protocol):
     def predict(self, setting: Setting) -> Row:
         """Simulate a setting."""
 
+    def sized(self, environments: int) -> Model:
+        """The same pipeline with another number of environments."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -102,20 +116,19 @@ class Sizes:
     collector: float | None = None
     samples: float | None = None
 
-    def put_into(self, row: Row) -> Row:
-        """The row with its samples per second and its memory."""
+    def put_into(self, row: Row, growth: float = 1.0) -> Row:
+        """The row with its samples per second and its memory; batches are `growth` times as large as they were."""
         known = [size for size in (self.batch, self.collector) if size is not None]
-        memory = row.waiting * (self.batch or 0.0) + row.setting.collectors * (self.collector or 0.0)
-        samples = None if self.samples is None else row.batches * self.samples
-        return replace(row, samples=samples, memory=memory if known else None)
+        memory = growth * row.waiting * (self.batch or 0.0) + row.setting.collectors * (self.collector or 0.0)
+        samples = None if self.samples is None else growth * row.batches * self.samples
+        return replace(row, samples=samples, memory=memory if known else None, growth=growth)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Collectors and a learner on the gate. `shared`: the collectors whose time `collect` is, where they have a fixed number of
-    environments between them: each of n makes n / shared times as many steps for a batch, and waits as many times longer.
-    `queue`: the setting's degree is the length of a queue that drops its oldest batch; `bound` is then the degree, if there
-    is one. `background`: roles that make a pass per train."""
+    """Collectors and a learner on the gate. `queue`: the setting's degree is the length of a queue that drops its oldest batch;
+    `bound` is then the degree, if there is one. `background`: roles that make a pass per train. `facts`: who shares which
+    environments; `environments`: how many there are to be, None for as many as there were."""
 
     collect: Stage
     train: Stage
@@ -126,10 +139,10 @@ class Pipeline:
     policy: Policy = "wait"
     queue: bool = False
     bound: int | None = None
-    max_train_ahead: int = 0
-    shared: int = 0
     background: Mapping[str, Stage] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=Sizes)
+    facts: PipelineDescription = field(default_factory=PipelineDescription)
+    environments: int | None = None
 
     def predict(self, setting: Setting) -> Row:
         """Simulate a setting."""
@@ -150,8 +163,13 @@ class Pipeline:
                 max(run.lag, default=0),
                 run.dropped / collected,
                 run.replays / (run.trains + run.replays),
-            )
+            ),
+            self.facts.growth(setting.collectors, self.environments),
         )
+
+    def sized(self, environments: int) -> Pipeline:
+        """The same pipeline with another number of environments."""
+        return replace(self, environments=environments)
 
     def simulate(self, setting: Setting) -> Simulation:
         """The simulation itself. Where batches are dropped, as many trains as keep it short."""
@@ -173,19 +191,22 @@ class Pipeline:
             async_eval=self.async_eval,
             policy=self.policy,
             queue_capacity=degree if self.queue else None,
-            max_train_ahead=self.max_train_ahead if degree else 0,
+            max_train_ahead=self.facts.max_train_ahead if degree else 0,
             cores=self.cores,
             cpu={role: stage.share for role, stage in stages.items()},
             background={role: stage.distribution() for role, stage in self.background.items()},
         )
 
     def stages(self, collectors: int) -> dict[str, Stage]:
-        """Every stage, with so many collectors."""
-        collect = self.collect
-        if self.shared:
-            waits = max(0.0, collect.seconds - collect.cpu) * (collectors / self.shared - 1)
-            collect = replace(collect, seconds=collect.seconds + waits)
-        found = {COLLECT: collect, TRAIN: self.train, **self.background}
+        """Every stage, with so many collectors. Those that share environments make n times as many steps for a batch if they are
+        n times as many, and wait as many times longer; more environments compute more, and do not wait longer."""
+        collect, growth = self.collect, self.facts.growth(collectors, self.environments)
+        turns = collectors / self.facts.collectors if self.facts.shared else 1.0
+        waits = max(0.0, collect.seconds - collect.cpu)
+        collect = replace(collect, seconds=collect.seconds + (turns - 1) * waits + (growth - 1) * collect.cpu)
+        collect = replace(collect, cpu=growth * collect.cpu)
+        found = {COLLECT: collect, TRAIN: self.train.times(growth)}
+        found |= {role: stage.times(growth) for role, stage in self.background.items()}
         return found if self.evaluation is None or not self.eval_every else {**found, EVAL: self.evaluation}
 
     def with_stages(self, stages: Mapping[str, Stage]) -> Pipeline:
@@ -211,6 +232,15 @@ class RoundsModel:
     episodes: int
     other_cpu: float = 0.0  # seconds that evaluations compute for each train
     sizes: Sizes = field(default_factory=Sizes)
+    growth: float = 1.0  # times as many environments, and episodes in a round, as there were
+
+    def sized(self, environments: int) -> RoundsModel:
+        """The same pipeline with another number of environments."""
+        growth = environments / self.environments
+        episodes = max(1, round(growth * self.episodes))
+        return replace(
+            self, environments=environments, episodes=episodes, train=self.train.times(growth), growth=growth
+        )
 
     def predict(self, setting: Setting) -> Row:
         """Simulate a setting; its rate is never above what the cores can compute."""
@@ -230,7 +260,8 @@ class RoundsModel:
                 run.worst,
                 rate * cpu,
                 setting.degree,
-            )
+            ),
+            self.growth,
         )
 
 

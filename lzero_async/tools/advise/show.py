@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lzero_async.telemetry.terminal.progress import table
-from lzero_async.tools.advise.applications import Advised
 from lzero_async.tools.advise.choose import Advice
 from lzero_async.tools.advise.model import EVAL, Row, percent
+from lzero_async.tools.advise.subject import Advised
 
 
 def as_text(advised: Advised, advice: Advice) -> str:
@@ -39,7 +39,7 @@ def _stages(advised: Advised) -> Iterator[str]:
 
 def _table(advised: Advised, advice: Advice) -> str:
     first = advice.rows[0]
-    columns = [advised.degree, *([] if advised.one_collector else ["collectors"]), "batches/s"]
+    columns = [advised.facts.degree, *([] if advised.facts.one_collector else ["collectors"]), "batches/s"]
     columns += [f"{advised.unit}/s"] if first.samples is not None else []
     columns += ["learner idle", "collectors idle", "staleness", "worst"]
     columns += ["dropped"] if any(row.dropped for row in advice.rows) else []
@@ -50,7 +50,7 @@ def _table(advised: Advised, advice: Advice) -> str:
 
 
 def _cells(advised: Advised, advice: Advice, row: Row) -> list[str]:
-    cells = [str(row.setting.degree), *([] if advised.one_collector else [str(row.setting.collectors)])]
+    cells = [str(row.setting.degree), *([] if advised.facts.one_collector else [str(row.setting.collectors)])]
     cells.append(f"{row.batches:.3g}")
     cells += [f"{row.samples:.1f}"] if row.samples is not None else []
     cells += [percent(row.learner_idle), percent(row.collector_idle), f"{row.staleness:.2f}", str(row.worst_staleness)]
@@ -65,10 +65,25 @@ def _mark(advised: Advised, advice: Advice, row: Row) -> str:
 
 
 def _foot(advised: Advised, advice: Advice) -> Iterator[str]:
-    yield f"Recommended: {advised.flags(advice.chosen.setting)}"
+    yield f"Recommended: {advised.facts.typed(*advice.chosen.setting)}"
     yield advice.reason
-    if advised.one_collector:
-        yield f"The number of collectors is not tried: {advised.one_collector}."
+    if advised.facts.one_collector:
+        yield f"The number of collectors is not tried: {advised.facts.one_collector}."
+    if advice.sizes:
+        yield ""
+        yield "With other numbers of environments, steps of each and the work of a step as they were:"
+        yield ""
+        yield _sizes(advised, advice)
+
+
+def _sizes(advised: Advised, advice: Advice) -> str:
+    unit = f"{advised.unit}/s"
+    rows = [["environments", "batches/s", unit, "staleness", "recommended"]]
+    for number, row in advice.sizes.items():
+        samples = "-" if row.samples is None else f"{row.samples:,.0f}"
+        flags = advised.facts.typed(*row.setting, number)
+        rows.append([str(number), f"{row.batches:.3g}", samples, f"{row.staleness:.1f}", flags])
+    return table(rows)
 
 
 def as_json(advised: Advised, advice: Advice) -> dict[str, Any]:
@@ -87,11 +102,15 @@ def as_json(advised: Advised, advice: Advice) -> dict[str, Any]:
         "own": None if advised.own is None else advised.own._asdict(),
         "check": None if check is None else {"simulated": check[0], "measured": check[1]},
         "rows": [_row(row) for row in advice.rows],
-        "recommended": {**advice.chosen.setting._asdict(), "flags": advised.flags(advice.chosen.setting)},
+        "recommended": {**advice.chosen.setting._asdict(), "flags": advised.facts.typed(*advice.chosen.setting)},
+        "sizes": [
+            {"environments": number, **_row(row), "flags": advised.facts.typed(*row.setting, number)}
+            for number, row in advice.sizes.items()
+        ],
         "reason": advice.reason,
-        "notes": [*advised.notes, *([advised.one_collector] if advised.one_collector else [])],
+        "notes": [*advised.notes, *([advised.facts.one_collector] if advised.facts.one_collector else [])],
         "sample": advised.unit,
-        "degree": advised.degree,
+        "degree": advised.facts.degree,
     }
 
 

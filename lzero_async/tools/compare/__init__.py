@@ -1,4 +1,4 @@
-"""`python -m lzero_async compare`: an application run synchronously and asynchronously on the same work, side by side.
+"""`lzero-async compare`: an application run synchronously and asynchronously on the same work, side by side.
 
 The applications are run as a user runs them, as programs; nothing of them is imported.
 """

@@ -10,22 +10,23 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lzero_async.errors import ConfigError
+from lzero_async.runs.applications import ApplicationEntry, find_application, installed
 from lzero_async.runs.options import program_parser, with_underscores
-from lzero_async.tools.compare.apps import APPS, App
 from lzero_async.validation import number_between, one_of
 
 DESCRIPTION: Final = """Run an application synchronously and asynchronously on the same work, one after the other, and show both
-side by side: rates, utilisation against its targets, what the roles did when, the speed-up beside its limit, and sizes for 64,
-128 and 256 environments.
+side by side: rates, utilisation against its targets, what the roles did when, the speed-up beside its limit, and advice for this
+and for 64, 128 and 256 environments.
 
-  python -m lzero_async compare --app mbpo --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --step_seconds 0.02
-  python -m lzero_async compare --app mbpo --asynchronous continuous --num_envs 8 --num_collectors 2 --step_seconds 0.02
-  python -m lzero_async compare --app priorzero --seconds 120 --off_policy_degree 2
-  python -m lzero_async compare --app episode_ppo --n_envs 8 --episodes_per_update 16 --step_seconds 0.01 --step_sigma 1
-  python -m lzero_async compare --app mbpo --sync_run runs/compare/sync --async_run runs/compare/async    finished runs
+  lzero-async compare --app NAME --seconds 120 --off_policy_degree 2
+  lzero-async compare --app NAME --sync_run runs/compare/sync --async_run runs/compare/async    finished runs
 
 Every other option is the application's own and reaches both runs; those that only an asynchronous run has (queues, collectors,
 the degree) reach only that one. Hyphens and underscores are the same. docs/compare.md says how to read the output."""
+REFUSED: Final = {
+    "resume": "both runs begin anew",
+    "trace": "the comparison is made from the trace",
+}
 
 
 class Item(NamedTuple):
@@ -39,7 +40,7 @@ class Item(NamedTuple):
 class Request:
     """What is to be compared. A run that is given is not run again."""
 
-    app: App
+    app: ApplicationEntry
     way: str
     seconds: float
     out: Path
@@ -50,29 +51,29 @@ class Request:
     items: tuple[Item, ...]
 
     def command(self, *, asynchronous: bool, folder: Path) -> list[str]:
-        """The words behind `python` that make one of the runs, into `folder`."""
-        app, own = self.app, self.app.async_only
-        skipped = app.sync_only.get(self.way, frozenset()) if asynchronous else own
+        """The words behind `lzero-async` that make one of the runs, into `folder`."""
+        known = self.app.comparison
+        skipped = known.sync_only.get(self.way, frozenset()) if asynchronous else known.async_only
         given = [item for item in self.items if item.name not in skipped]
         names = {item.name for item in given}
-        fixed = app.ways[self.way] if asynchronous else app.sync
-        extra = dict(app.defaults)
+        extra = dict(known.defaults)
         if self.seconds:
-            extra |= app.limits
+            extra |= known.limits
         if asynchronous:
-            extra |= app.async_defaults
+            extra |= known.async_defaults
         words = [word for name, value in extra.items() if name not in names for word in value]
         words += [word for item in given for word in item.words]
-        words += app.seconds(self.seconds) if self.seconds else ()
-        return ["-m", app.module, *fixed, *words, "--exp_name", str(folder)]
+        words += [word.format(seconds=self.seconds) for word in known.seconds] if self.seconds else ()
+        words += [word.format(folder=folder) for word in known.folder]
+        return ["train", self.app.name, *(known.ways[self.way] if asynchronous else known.sync), *words]
 
 
 def _parser() -> argparse.ArgumentParser:
     usage = "%(prog)s --app NAME [options] [options of the application]"
     parser = program_parser("compare", DESCRIPTION, usage)
-    parser.add_argument("--app", metavar="NAME", help=f"what to run: {', '.join(APPS)}")
+    parser.add_argument("--app", metavar="NAME", help=f"what to run: {', '.join(installed())}")
     parser.add_argument(
-        "--asynchronous", metavar="WORD", help="mbpo's asynchronous trainer: batch (default) or continuous"
+        "--asynchronous", metavar="WORD", help="the asynchronous mode, of an application that has several"
     )
     parser.add_argument(
         "--seconds", type=float, default=60.0, metavar="X",
@@ -97,9 +98,9 @@ def parse(arguments: Sequence[str]) -> Request:
     """The request; ConfigError in one sentence for what cannot be done. --help prints and exits."""
     flags, rest = _parser().parse_known_args([with_underscores(word) for word in arguments])
     if flags.app is None:
-        raise ConfigError(f"--app is missing; choose one of {', '.join(APPS)}.")
-    app = APPS[one_of("--app", flags.app, APPS)]
-    ways = tuple(app.ways)
+        raise ConfigError(f"--app is missing; installed are {', '.join(installed()) or 'none'}.")
+    app = find_application(flags.app)
+    ways = tuple(app.comparison.ways)
     if flags.asynchronous is not None and len(ways) == 1:
         raise ConfigError(
             f"--asynchronous is {flags.asynchronous!r}, but {app.name} has one asynchronous mode only; leave it out."
@@ -129,15 +130,27 @@ def _items(words: Sequence[str]) -> Iterable[Item]:
         name = group[0][2:].partition("=")[0]
         if name == "set":
             path = group[0].partition("=")[2] or (group[1] if len(group) > 1 else "")
-            name = path.partition("=")[0].strip().rpartition(".")[2]
+            name = option_name(path.strip())
         yield Item(name, tuple(group))
 
 
-def _check(app: App, items: Iterable[Item]) -> None:
+def option_name(word: str) -> str:
+    """The option that a word of a command names: of `--x`, `--x=1`, `section.x=1`, it is x."""
+    return word.lstrip("-").partition("=")[0].strip().rpartition(".")[2]
+
+
+def _check(app: ApplicationEntry, items: Iterable[Item]) -> None:
+    known = app.comparison
+    refused = {
+        **dict.fromkeys(map(option_name, known.folder), "it is set for each run; --out names the folder of both"),
+        **dict.fromkeys(map(option_name, known.seconds), "--seconds says how long both runs last"),
+        **REFUSED,
+        **known.refused,
+    }
     for item in items:
-        if item.name in app.refused:
-            raise ConfigError(f"--{item.name} cannot be given to a comparison: {app.refused[item.name]}.")
-        if item.name == "off_policy_degree" and app.name != "mbpo" and item.words[-1].rpartition("=")[2] == "0":
+        if item.name in refused:
+            raise ConfigError(f"--{item.name} cannot be given to a comparison: {refused[item.name]}.")
+        if item.name == "off_policy_degree" and item.words[-1].rpartition("=")[2] == "0":
             raise ConfigError(
                 "off_policy_degree is 0, which is what the synchronous run has; give the asynchronous one 1 or more."
             )
@@ -145,4 +158,4 @@ def _check(app: App, items: Iterable[Item]) -> None:
 
 def shown(words: Sequence[str]) -> str:
     """The words of a command as a user types them."""
-    return " ".join(map(shlex.quote, words))
+    return " ".join(map(shlex.quote, ["lzero-async", *words]))

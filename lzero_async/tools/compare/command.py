@@ -9,11 +9,11 @@ from pathlib import Path
 
 from lzero_async.errors import ConfigError
 from lzero_async.runs.folder_lock import FolderLock
-from lzero_async.runs.run_dir import BAD_INPUT, exit_code, free_folder, write_json
-from lzero_async.runs.run_files import Run, load_run
+from lzero_async.runs.run_dir import BAD_INPUT, SUMMARY, exit_code, free_folder, write_json
 from lzero_async.tools.compare.arguments import Request, parse, shown
-from lzero_async.tools.compare.report import Comparison, as_json, as_text, compare_runs
+from lzero_async.tools.compare.measured import Run, load_run
 from lzero_async.tools.compare.running import run_program
+from lzero_async.tools.compare.show import Comparison, as_json, as_text, compare_runs
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,13 +63,8 @@ def _given(request: Request, folder: Path, *, asynchronous: bool) -> Run:
 
 def _load(request: Request, folder: Path, *, asynchronous: bool) -> Run:
     """Read a run; ConfigError unless it is one of this application and this mode that can be measured."""
-    run, app = load_run(folder), request.app
-    try:
-        app.measured(run)
-        fits = app.is_synchronous(run) != asynchronous
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{folder} is no run of {app.name} ({error} is missing); check --app.") from error
-    if not fits:
+    run = load_run(folder, request.app.name)
+    if run.synchronous == asynchronous:
         raise ConfigError(
             f"{folder} is not {'an asynchronous' if asynchronous else 'a synchronous'} run; give another one."
         )
@@ -80,10 +75,10 @@ def _run(request: Request, folder: Path, made: _Made, heading: str) -> tuple[int
     """Run the application into `folder`; what it measured before it failed is kept if it can be read."""
     asynchronous = folder.name == "async"
     words = request.command(asynchronous=asynchronous, folder=folder)
-    command = made.commands[folder.name] = f"python {shown(words)}"
+    command = made.commands[folder.name] = shown(words)
     limit = f", {request.seconds:g} s" if request.seconds else ""
     print(f"\n{heading}{limit}: {command}", file=sys.stderr, flush=True)
-    code = run_program(words)
+    code = run_program(["-m", "lzero_async", *words])
     problem = f"The {heading.split()[1]} run ended with code {code}; its own words are above."
     if not code:
         try:
@@ -91,7 +86,7 @@ def _run(request: Request, folder: Path, made: _Made, heading: str) -> tuple[int
         except ConfigError as error:
             code, problem = BAD_INPUT, str(error)
     print(f"\nerror: {problem}", file=sys.stderr)
-    if (folder / "results.json").is_file():
+    if (folder / SUMMARY).is_file():
         flag = f"--{folder.name}_run {folder}"
         print(f"What it measured until then is kept: {flag} takes it instead of a new run.", file=sys.stderr)
     if made.sync is not None:

@@ -6,13 +6,15 @@ longest, and on cores that all stages share also what the cores allow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lzero_async.tools.compare.measured import Measured
+from lzero_async.tools.compare.measured import Run
 
 CORES: Final = "cores"
+METRICS: Final = "metrics.jsonl"
 ABOVE: Final = 1.02  # of the limit: more than rounding and noise
 
 
@@ -27,6 +29,7 @@ class Limit:
     cores: float | None  # CPU seconds per sample divided by the number of cores
     own: Mapping[str, float]  # what the stages by themselves took in the asynchronous run
     speed_up: float
+    notes: tuple[str, ...]
     own_cpu: bool  # the CPU seconds are those of the runs alone, not of all that the machine did
 
     @property
@@ -56,11 +59,8 @@ class Limit:
         return self.speed_up / self.limit
 
 
-def limit_of(
-    sync: Measured, asynchronous: Measured, stages: Mapping[str, float], own: Mapping[str, float], cores: int
-) -> Limit:
-    """The limit of these runs; `stages` are the seconds per sample of what runs at the same time, `own` what the asynchronous
-    run's took.
+def limit_of(sync: Run, asynchronous: Run, cores: int) -> Limit:
+    """The limit of these runs.
 
     Of both runs the one that used less CPU per sample says what the work needs: threads that spin use more.
     """
@@ -68,17 +68,57 @@ def limit_of(
     known = [seconds for seconds in used if seconds is not None]
     return Limit(
         collect=sync.collect_seconds / sync.trained,
-        train=sync.train_seconds / sync.trained,
+        train=sync.train,
         evaluate=sync.eval_seconds / sync.trained,
-        stages=dict(stages),
+        stages=_stages(sync, asynchronous),
         cores=min(known) / cores if len(known) == 2 else None,
-        own=dict(own),
+        own={"collect": _played(asynchronous) or asynchronous.collect, "train": asynchronous.train},
         speed_up=asynchronous.effective / sync.effective,
         own_cpu=all(run.utilisation.get("cpu_seconds") is not None for run in (sync, asynchronous)),
+        notes=tuple(_notes(sync, asynchronous)),
     )
 
 
-def _cpu_seconds(run: Measured, cores: int) -> float | None:
+def _played(run: Run) -> float | None:
+    """Seconds per sample of environments that are always at work, where they play rounds of episodes."""
+    rounds = run.pipeline.rounds
+    return None if rounds is None else rounds.busy_seconds / rounds.at_once / max(1, rounds.steps)
+
+
+def _stages(sync: Run, asynchronous: Run) -> dict[str, float]:
+    """Seconds per sample of what runs at the same time. Collectors that share environments step fewer of them each, so their own
+    time counts; evaluations that are not in the background take the learner's turn."""
+    shared = asynchronous if asynchronous.pipeline.shared else sync
+    collect = _played(asynchronous) or shared.collect / asynchronous.collectors
+    turn = 0.0 if asynchronous.async_eval else sync.eval_seconds / sync.trained
+    return {"collect": collect, **(_parts(sync, asynchronous) or {"train": sync.train + turn})}
+
+
+def _parts(sync: Run, asynchronous: Run) -> dict[str, float]:
+    """Seconds per sample of the roles that share a train in the asynchronous run, and do it in turn in the other."""
+    parts, metrics = asynchronous.pipeline.train_parts, sync.folder / METRICS
+    found = dict.fromkeys(parts, 0.0)
+    if parts and metrics.is_file():
+        for line in metrics.read_text().splitlines():
+            row = json.loads(line)
+            for role, columns in parts.items():
+                found[role] += sum(row.get(column, 0.0) for column in columns) / sync.trained
+    return found if any(found.values()) else {}
+
+
+def _notes(sync: Run, asynchronous: Run) -> Iterator[str]:
+    yield from dict.fromkeys((*asynchronous.pipeline.notes, *sync.pipeline.notes))
+    if not asynchronous.async_eval and sync.eval_seconds:
+        yield "Evaluations take the learner's turn in the asynchronous run, too."
+    if played := _played(asynchronous):
+        yield (
+            "The collect at the same time is that of environments which are always at work. In turn, with the step barrier and "
+            f"the end of every round to wait for, collecting takes {sync.collect / played:.2f} times as long; so much of the "
+            "limit is theirs."
+        )
+
+
+def _cpu_seconds(run: Run, cores: int) -> float | None:
     """CPU seconds per sample: of the run's own processes where it says that, else of the whole machine."""
     own, share = run.utilisation.get("cpu_seconds"), run.utilisation.get("cpu")
     if own is not None:
@@ -98,7 +138,7 @@ def _why_above(limit: Limit) -> str:
     return f"it is above the limit, and {' and '.join(shorter)} took less time here than in the synchronous run"
 
 
-def format_limit(limit: Limit, batch: float, cores: int, notes: str = "") -> str:
+def format_limit(limit: Limit, batch: float, cores: int) -> str:
     """The limit in words; times are shown per `batch` samples, which is one train of the synchronous run."""
 
     def shown(seconds: float) -> str:
@@ -127,4 +167,4 @@ def format_limit(limit: Limit, batch: float, cores: int, notes: str = "") -> str
         + ", ".join(f"{name} {shown(seconds)}" for name, seconds in limit.own.items())
         + (f"; {_why_above(limit)}" if limit.share > ABOVE else "")
     )
-    return "\n".join([*lines, *([notes] if notes else [])])
+    return "\n".join([*lines, *limit.notes])

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from lzero_async.telemetry.terminal.progress import table
 from lzero_async.telemetry.utilisation import compare
-from lzero_async.tools.compare.measured import Measured
+from lzero_async.tools.compare.measured import Run
 
 ROLES_TARGET: Final = 0.9  # the busier of collectors and learner should work at least this share of the time
 NOISE: Final = 0.15  # of the cores, by other programs
@@ -34,7 +34,7 @@ class UseRow(NamedTuple):
     verdict: str
 
 
-def rows_of(sync: Measured | None, asynchronous: Measured | None) -> list[Row]:
+def rows_of(sync: Run | None, asynchronous: Run | None) -> list[Row]:
     """The table of rates and counts; None for a run that is missing."""
 
     def row(name: str, value: str, digits: int, *, per_second: bool = False, ratio: bool = False) -> Row:
@@ -63,7 +63,7 @@ def rows_of(sync: Measured | None, asynchronous: Measured | None) -> list[Row]:
     ]
 
 
-def use_of(sync: Measured | None, asynchronous: Measured | None) -> list[UseRow]:
+def use_of(sync: Run | None, asynchronous: Run | None) -> list[UseRow]:
     """Collectors, learner and whatever other roles there are, then queue, buffer, CPU and GPU, those that there are."""
     left = {} if sync is None else sync.busy
     right = {} if asynchronous is None else asynchronous.busy
@@ -79,7 +79,7 @@ def use_of(sync: Measured | None, asynchronous: Measured | None) -> list[UseRow]
     return [row for row in rows if row.sync is not None or row.asynchronous is not None]
 
 
-def others_of(run: Measured | None, cores: int) -> float | None:
+def others_of(run: Run | None, cores: int) -> float | None:
     """The share of the cores that other programs used during a run; None where that is not known."""
     if run is None:
         return None
@@ -87,7 +87,7 @@ def others_of(run: Measured | None, cores: int) -> float | None:
     return None if share is None or own is None else max(0.0, share - own / (cores * run.seconds))
 
 
-def format_others(sync: Measured | None, asynchronous: Measured | None, cores: int) -> str:
+def format_others(sync: Run | None, asynchronous: Run | None, cores: int) -> str:
     """A warning where other programs used so much of the machine that the runs say little; else nothing."""
     shares = {"synchronous": others_of(sync, cores), "asynchronous": others_of(asynchronous, cores)}
     known = {name: share for name, share in shares.items() if share is not None}

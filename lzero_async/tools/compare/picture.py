@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 from lzero_async.telemetry.utilisation import TARGETS
 from lzero_async.tools.compare.numbers import PAIR, ROLES_TARGET, UseRow
-from lzero_async.tools.compare.report import Comparison
-from lzero_async.tools.timeline import text as timeline
+from lzero_async.tools.compare.show import Comparison
 from lzero_async.tools.timeline.picture import bars, handles_of, legend
 
 COLOURS: Final = {"sync": "#bdc1c6", "async": "#7fb2dd"}
@@ -19,20 +18,17 @@ TARGET: Final = "#d9ead3"
 
 def draw(found: Comparison, path: Path) -> None:
     """Write the picture; its kind is that of the file's name."""
-    runs = [("synchronous", found.sync), ("asynchronous", found.asynchronous)]
-    seconds = timeline.window(found.sync, found.asynchronous)
-    shown = [(name, timeline.part_of(run, seconds)) for name, run in runs if run is not None]
-    heights = [3.4, *(0.9 + 0.34 * len(stretch.rows()) for _, stretch in shown)]
+    heights = [3.4, *(0.9 + 0.34 * len(stretch.rows()) for stretch in found.stretches.values())]
     figure = Figure(figsize=(11, sum(heights) + 0.6), layout="constrained")
     figure.suptitle(_title(found), fontsize=12)
     top, *panels = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     rates, use = top.subplots(1, 2, width_ratios=[1, 1.5])
     _rates(rates, found)
     _use(use, found.use)
-    for panel, (name, stretch) in zip(panels, shown, strict=True):
+    for panel, (name, stretch) in zip(panels, found.stretches.items(), strict=True):
         axis = panel.subplots(1, 1)
         bars(axis, stretch)
-        axis.set_title(f"{name}: {seconds:.2f} s from its middle", loc="left", fontsize=10)
+        axis.set_title(f"{name}: {stretch.length:.2f} s from its middle", loc="left", fontsize=10)
         axis.set_xlabel("seconds of the run")
         legend(axis, handles_of(stretch.kinds))
     figure.savefig(path, dpi=130)
@@ -40,10 +36,10 @@ def draw(found: Comparison, path: Path) -> None:
 
 def _title(found: Comparison) -> str:
     if found.limit is None:
-        return f"{found.app.name}: one of two runs"
+        return f"{found.app}: one of two runs"
     limit = found.limit
     gain = f"{limit.speed_up:.2f} times the effective samples/s"
-    return f"{found.app.name}: {gain}; the limit is {limit.limit:.2f}, set by: {limit.bound}"
+    return f"{found.app}: {gain}; the limit is {limit.limit:.2f}, set by: {limit.bound}"
 
 
 def _rates(axis: Any, found: Comparison) -> None:

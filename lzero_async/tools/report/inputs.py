@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.run_dir import RESULTS, TRACE
-from lzero_async.runs.summary import SUMMARY, read_summary
+from lzero_async.runs.run_dir import SUMMARY, TRACE
+from lzero_async.runs.summary import read_summary
 from lzero_async.tools.report.markup import is_number, plural
 from lzero_async.tools.report.trace_digest import Digest, complete, digest
 
@@ -110,14 +110,11 @@ _MAPPINGS: Final = ("versions", "machine", "score", "counts", "rates", "statisti
 _LISTS: Final = ("evaluations", "roles", "events")
 _TELLING: Final = ("statistics", "counts", "evaluations", "roles", "events")  # without any of them it tells nothing
 _KINDS: Final[dict[str, type]] = {"mode": str, "staleness_policy": str, "async_eval": bool, "staleness_counts": Mapping}
-_SCORES: Final = ("score", "mean_return", "mean_score")  # what results.json calls them
-_STEPS: Final = ("steps", "trained_steps", "real_data", "env_steps", "version")
-_SECONDS: Final = ("seconds_at", "seconds")
 
 
 @dataclass(frozen=True)
 class Material:
-    """One run. `summary` is that of summary.json, completed from results.json and the trace: every mapping and list is there,
+    """One run. `summary` is that of summary.json, completed from the trace: every mapping and list is there,
     perhaps empty. `missing` are sentences about what is not. `behind`: the trace goes on well after the summary."""
 
     name: str
@@ -172,10 +169,10 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 
 def read_material(folder: Path, name: str | None = None) -> Material:
     """Read what a run left; ConfigError if there is nothing, or nothing that can be shown."""
-    there = [file for file in (SUMMARY, RESULTS, METRICS, TRACE) if (folder / file).is_file()]
+    there = [file for file in (SUMMARY, METRICS, TRACE) if (folder / file).is_file()]
     if not there:
         raise ConfigError(
-            f"{folder} holds no run (none of {SUMMARY}, {RESULTS}, {METRICS}, {TRACE} is there); give the folder of a run."
+            f"{folder} holds no run (none of {SUMMARY}, {METRICS}, {TRACE} is there); give the folder of a run."
         )
     missing: list[str] = []
     summary = _summary(folder, missing)
@@ -198,20 +195,15 @@ def read_material(folder: Path, name: str | None = None) -> Material:
 
 
 def _summary(folder: Path, missing: list[str]) -> dict[str, Any]:
-    """The summary, or what results.json tells of one; every mapping and list of it is there."""
+    """The summary; every mapping and list of it is there."""
     found: dict[str, Any] = {}
-    there, results = (folder / SUMMARY).is_file(), (folder / RESULTS).is_file()
-    if there:
+    if (folder / SUMMARY).is_file():
         try:
             found = read_summary(folder)
         except ConfigError as error:
             missing.append(f"{SUMMARY} is left out, and with it what only it tells: {error}")
-    elif results:
-        missing.append(f"{SUMMARY} is not there: what {RESULTS} and {TRACE} tell is shown, and no events.")
     else:
-        missing.append(f"Neither {SUMMARY} nor {RESULTS} is there: only the trace and the scalars tell of this run.")
-    if not found and results:
-        found = _from_results(_json(folder / RESULTS, missing, "there are no results"))
+        missing.append(f"{SUMMARY} is not there: only the trace and the scalars tell of this run.")
     for name in _MAPPINGS:
         found[name] = dict(found[name]) if isinstance(found.get(name), Mapping) else {}
     for name in _LISTS:
@@ -242,48 +234,6 @@ def _json(path: Path, missing: list[str], problem: str) -> dict[str, Any]:
     except (ValueError, TypeError) as error:
         missing.append(f"{path.name} cannot be read ({error}): {problem}.")
         return {}
-
-
-def _from_results(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a run that wrote none, as far as its results tell."""
-    statistics = results.get("coordinator") or results.get("statistics") or {}
-    best = results.get("best") or results.get("best_evaluation") or {}
-    rows = [_evaluation(row) for row in results.get("evaluations") or [] if isinstance(row, Mapping)]
-    scores = [row["score"] for row in rows if is_number(row["score"])]
-    counts = results.get("counters") or {key: results[key] for key in ("env_steps", "updates") if key in results}
-    return {
-        "title": str(results.get("game") or results.get("env") or "") or None,
-        "ended_by": results.get("ended_by"),
-        "score": {"name": "score", "highest": results.get("max_score"), "best": _first(best, ("return", "score")),
-                  "last": scores[-1] if scores else None},
-        "axis": "steps",
-        "evaluations": rows,
-        "counts": counts,
-        "statistics": statistics,
-        "utilisation": results.get("utilisation"),
-    }  # fmt: skip
-
-
-def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
-    scores = row.get("scores")
-    lowest = (
-        (min(scores), max(scores))
-        if isinstance(scores, list) and scores
-        else (row.get("min_return"), row.get("max_return"))
-    )
-    return {
-        "name": str(row.get("mode") or "evaluation"),
-        "version": row.get("version"),
-        "steps": _first(row, _STEPS),
-        "seconds": _first(row, _SECONDS) if "seconds_at" in row else None,
-        "score": _first(row, _SCORES),
-        "low": lowest[0],
-        "high": lowest[1],
-    }
-
-
-def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((row[name] for name in names if is_number(row.get(name))), None)
 
 
 def _trace(folder: Path, missing: list[str]) -> Digest | None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lzero_async.core.activity import rank
 from lzero_async.core.statistics import staleness_key
-from lzero_async.core.trace import EVALUATOR, LEARNER, iter_trace
-from lzero_async.errors import ConfigError
+from lzero_async.core.trace import EVALUATOR, LEARNER
 from lzero_async.tools.report.markup import duration, is_number
 from lzero_async.tools.timeline.kinds import CUT_OFF, WAIT, kind_of
+from lzero_async.tools.traces import Moment, Span, extent, read_items
 
 FRESH: Final = 0.9  # a summary that covers this share of the trace tells what the roles did
 STAGES: Final = {"collect_total_time": "collect", "train_total_time": "train", "eval_total_time": "eval"}
@@ -87,9 +85,7 @@ def _text_keys(counts: dict[int, int]) -> dict[str, int]:
 BINS: Final = 120
 WINDOW_SPANS: Final = 600  # of the middle of the run that are kept one by one
 WINDOW_TRAINS: Final = 12  # that the window shows, if it can
-EDGE: Final = 1 << 18  # bytes at both ends of the file that tell how long it lasts
 CUT: Final = "cut"  # the kind of what the end of the run cut off
-_MICRO: Final = 1e-6
 
 
 class Window(NamedTuple):
@@ -143,66 +139,35 @@ class Digest:
 
 def digest(path: Path) -> Digest | None:
     """Read a trace; None if nothing is in it. ConfigError if it is not a trace of ours."""
-    extent = _extent(path)
-    if extent is None:
+    found = extent(path)
+    if found is None:
         return None
-    reader = _Reader(*extent)
-    try:
-        for event in iter_trace(path):
-            reader.add(event)
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
-        raise ConfigError(f"{path} is not a trace of ours: an event lacks what it should have ({error!r}).") from error
+    reader = _Reader(*found)
+    for item, args in read_items(path):
+        reader.add(item, args)
     return reader.finish()
 
 
-def _extent(path: Path) -> tuple[float, float] | None:
-    """When the trace begins and ends (seconds), from both ends of the file: spans are written when they end."""
-    spans = [event for event in _edges(path) if event.get("ph") == "X" and is_number(event.get("ts"))]
-    starts = [event["ts"] * _MICRO for event in spans]
-    ends = [(event["ts"] + event["dur"]) * _MICRO for event in spans if is_number(event.get("dur"))]
-    return (min(starts), max(ends)) if starts and ends else None
-
-
-def _edges(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        length = file.seek(0, 2)
-        for place in {0, max(0, length - EDGE)}:
-            file.seek(place)
-            for line in file.read(EDGE).splitlines():
-                try:
-                    event = json.loads(line.removeprefix(b"[").rstrip(b","))
-                except ValueError:  # cut in two by the edge
-                    continue
-                if isinstance(event, dict):
-                    yield event
-
-
 class _Reader:
-    """Takes the events one by one. Its memory does not grow with their number."""
+    """Takes the items one by one. Its memory does not grow with their number."""
 
     def __init__(self, first: float, last: float) -> None:
         seconds = max(last - first, 1e-9)
         self._first = first
-        self._names: dict[tuple[int, int], str] = {}
         self._found = Digest(seconds, seconds / BINS, window_start=seconds / 2)
         self._cut = math.inf  # where the window ends since it is full
         self._counts: dict[str, tuple[float, float]] = {}  # when each counter was last set, and to what
 
-    def add(self, event: dict[str, Any]) -> None:
+    def add(self, item: Span | Moment, args: dict[str, Any]) -> None:
         self._found.events += 1
-        phase = event.get("ph")
-        if phase == "X":
-            self._span(event)
-        elif phase == "C":
-            self._count(event)
-        elif phase == "M" and event["name"] == "thread_name":
-            self._names[event.get("pid", 0), event.get("tid", 0)] = str(event["args"]["name"])
+        if isinstance(item, Span):
+            self._span(item.since(self._first), args)
+        elif item.what == "C":
+            self._count(item.name, max(0.0, item.at - self._first), item.value)
 
-    def _span(self, event: dict[str, Any]) -> None:
-        name, start = event["name"], event["ts"] * _MICRO - self._first
-        end = start + event["dur"] * _MICRO
+    def _span(self, span: Span, args: dict[str, Any]) -> None:
+        role, name, start, end = span
         kind = CUT if kind_of(name) == CUT_OFF else kind_of(name)
-        role = self._names.get((event.get("pid", 0), event.get("tid", 0)), "?")
         if name == "eval":
             self._found.eval_seconds += end - start
             self._found.eval_in_turn += end - start if role == LEARNER else 0.0
@@ -212,13 +177,13 @@ class _Reader:
             track.waiting += end - start
         else:
             track.active += end - start
-            self._keep(Window(role, kind, name, start, end, event.get("args") or {}))
+            self._keep(Window(role, kind, name, start, end, args))
         self._spread(track.bins.setdefault(kind, [0.0] * BINS), start, end)
         if kind == "collect":
             self._found.collects[self._bin(end)] += 1
         elif kind == "train":
             self._found.trains[self._bin(end)] += 1
-            self._stale(event["args"].get("staleness"))
+            self._stale(args.get("staleness"))
 
     def _bin(self, at: float) -> int:
         return min(BINS - 1, max(0, int(at / self._found.width)))
@@ -249,9 +214,7 @@ class _Reader:
                     span.end
                 )  # spans come by their end, so up to here none is missing but those that are still open
 
-    def _count(self, event: dict[str, Any]) -> None:
-        name, at = event["name"], max(0.0, event["ts"] * _MICRO - self._first)
-        value = float(next(iter(event["args"].values())))
+    def _count(self, name: str, at: float, value: float) -> None:
         self._hold(name, at)
         self._counts[name] = at, value
         self._raise(name, self._bin(at), value)

@@ -1,4 +1,4 @@
-"""The program: `python -m lzero_async timeline RUN` shows what the roles of a run did when."""
+"""The program: `lzero-async timeline RUN` shows what the roles of a run did when."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from lzero_async.runs.options import program_parser, with_underscores
 from lzero_async.runs.run_dir import exit_code
 from lzero_async.tools.timeline import text
 from lzero_async.tools.timeline.kinds import FAILED, kind_of, legend
-from lzero_async.tools.timeline.reading import TRACE, Survey, find_trace, read, survey, usual_length
+from lzero_async.tools.timeline.reading import Survey, read, survey, usual_length
 from lzero_async.tools.timeline.stretch import CELLS, Stretch
+from lzero_async.tools.traces import TRACE, find_trace
 from lzero_async.validation import number_between, positive_number, whole_number
 
 DESCRIPTION: Final = """Show what the roles of a run did when, from its trace: the whole run, and a part of it in which single
 collects and trains can be seen; as text, and as a picture beside the trace.
 
-  python -m lzero_async timeline runs/mine                            the whole run, and a part from its middle
-  python -m lzero_async timeline runs/mine --from 60 --seconds 5      another part
-  python -m lzero_async timeline runs/mine --batch 12                 the way of one batch: its collect, its train
-  python -m lzero_async timeline runs/mine/trace-1.json               a file: what a run did before it was resumed
+  lzero-async timeline runs/mine                            the whole run, and a part from its middle
+  lzero-async timeline runs/mine --from 60 --seconds 5      another part
+  lzero-async timeline runs/mine --batch 12                 the way of one batch: its collect, its train
+  lzero-async timeline runs/mine/trace-1.json               a file: what a run did before it was resumed
 
 docs/timeline.md says how to read it. The trace itself opens in Perfetto (ui.perfetto.dev)."""
 COUNTED: Final = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from lzero_async.core.activity import rank
-from lzero_async.runs.run_files import Span
 from lzero_async.tools.timeline.kinds import WAIT, kind_of
+from lzero_async.tools.traces import Span
 
 CELLS: Final = 72  # characters of a row of text
 LEAST_BINS: Final = 360  # of a stretch, for a picture; a character is made of whole ones
@@ -202,15 +202,6 @@ def totals(shares: Sequence[Mapping[str, float]]) -> tuple[float, float]:
         return 0.0, 0.0
     waits = sum(cell.get(WAIT, 0.0) for cell in shares)
     return (sum(sum(cell.values()) for cell in shares) - waits) / len(shares), waits / len(shares)
-
-
-def stretch_of(spans: Iterable[Span], start: float, end: float, cells: int = CELLS) -> Stretch:
-    """A stretch of what was read already; every role of the run has its row."""
-    stretch = Stretch(start, end, cells)
-    for span in spans:
-        stretch.meet(span.role)
-        stretch.add(span)
-    return stretch
 
 
 def _at_most_one(cell: dict[str, float]) -> dict[str, float]:

@@ -5,36 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lzero_async.runs.run_files import Run
 from lzero_async.tools.timeline.kinds import WAIT, kind_of, mark
-from lzero_async.tools.timeline.stretch import Stretch, stretch_of, totals
+from lzero_async.tools.timeline.stretch import Stretch, totals
 
-WIDTH: Final = 60  # characters of a row, its name and shares left out, where two runs are compared
-CYCLES: Final = 8  # of collect and train, in turn, that such a window shows
 BARS: Final = "▁▂▃▄▅▆▇█"
 LABELS: Final = "[ begins a span; v12: the version of its weights; s1: a train on a batch that is 1 version old"
 _LEAST_CELLS: Final = 2  # of a span that is shown with its beginning
 
 
-def window(sync: Run | None, asynchronous: Run | None) -> float:
-    """Seconds to show of both runs: some collects and trains of the synchronous one, at most half of the shorter run."""
-    runs = [run for run in (sync, asynchronous) if run is not None and run.seconds > 0]
-    if not runs:
-        return 0.0
-    trains = len(runs[0].of("train"))
-    cycle = runs[0].seconds / max(1, trains)
-    return min(CYCLES * cycle, *(run.seconds / 2 for run in runs))
-
-
 def start_of(whole: float, seconds: float) -> float:
     """When a window of this length begins: in the middle of the run, which lasted `whole` seconds."""
     return max(0.0, min(whole / 2, whole - seconds))
-
-
-def part_of(run: Run, seconds: float, width: int = WIDTH) -> Stretch:
-    """So many seconds from the middle of a run that was read."""
-    start = start_of(run.seconds, seconds)
-    return stretch_of([*run.spans, *run.waits], start, start + seconds, width)
 
 
 def draw(stretch: Stretch) -> list[str]:

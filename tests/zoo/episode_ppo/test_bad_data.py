@@ -109,7 +109,7 @@ def test_bad_data_cost_their_episode_and_nothing_else(collector: str, tmp_path: 
     assert {name: pool[name] for name in expected} == expected
     assert pool["bad_data"] == failed and pool["env_timeouts"] == 0
     assert results["counters"]["episodes"] == len(usable)
-    assert results["coordinator"]["failed"] == 0
+    assert results["statistics"]["failed"] == 0
     in_evaluations = results["evaluation_failures"]
     assert in_evaluations["bad_data"] == in_evaluations["failed"] > 0
     shown = json.loads((tmp_path / "run" / "summary.json").read_text())["statistics"]

@@ -81,7 +81,7 @@ def test_a_killed_worker_costs_no_episode(tmp_path: Path, strike: Any) -> None:
         before = [worker.pid for worker in trainer.pool.workers]
         assert trainer.run().reason in ("max_train", "max_collect")
         trainer.save()
-        statistics = trainer.statistics()
+        statistics = {**trainer.results(), "coordinator": trainer.coordinator.get_statistics()}
         restarts = [worker.restarts for worker in trainer.pool.workers]
         assert [worker.pid != pid for worker, pid in zip(trainer.pool.workers, before, strict=True)] == [
             bool(number) for number in restarts
@@ -105,7 +105,7 @@ def test_a_worker_that_died_between_two_calls_is_counted_as_one_that_died_in_a_c
         trainer.pool.workers[0].kill()
         assert trainer.run().reason in ("max_train", "max_collect")
         assert [worker.restarts for worker in trainer.pool.workers] == [1]
-        assert trainer.statistics()["coordinator"]["restarts"] == 1
+        assert trainer.coordinator.get_statistics()["restarts"] == 1
     finally:
         trainer.close()
 
@@ -120,7 +120,7 @@ def test_a_killed_worker_fails_the_collect_of_the_barrier_and_comes_back(
     try:
         assert trainer.run().reason == "max_train"
         trainer.save()
-        statistics = trainer.statistics()
+        statistics = {**trainer.results(), "coordinator": trainer.coordinator.get_statistics()}
         assert sum(worker.restarts for worker in trainer.pool.workers) == 1
         assert all(worker.alive for worker in trainer.pool.workers)
     finally:
@@ -141,8 +141,8 @@ def test_a_killed_evaluator_is_asked_again(tmp_path: Path, strike: Any) -> None:
         trainer.final_evaluation()
         assert trainer.evaluator is not None and trainer.evaluator.restarts == 1
         assert [row["version"] for row in trainer.history] == [2, 4, 6, 6]
-        assert trainer.statistics()["coordinator"]["restarts"] == 1
-        assert trainer.statistics()["coordinator"]["failed"] == 0
+        assert trainer.coordinator.get_statistics()["restarts"] == 1
+        assert trainer.coordinator.get_statistics()["failed"] == 0
     finally:
         trainer.close()
     assert_account_closes(tmp_path / "run")
@@ -209,7 +209,7 @@ def test_environments_that_fail_now_and_then_cost_nothing(collector: str, tmp_pa
     try:
         trainer.run()
         trainer.save()
-        statistics = trainer.statistics()
+        statistics = {**trainer.results(), "coordinator": trainer.coordinator.get_statistics()}
     finally:
         trainer.close()
     pool = statistics["environments"]

@@ -22,10 +22,11 @@ import numpy as np
 import pytest
 
 from lzero_async import Parcel
-from lzero_async.core.trace import read_trace
 from lzero_async.runs import checkpoint
+from lzero_async.runs.summary import is_finished, read_results
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress
+from lzero_async.tools.traces import read_events
 from lzero_async.workers.calls import CallStop
 from tests.zoo.episode_ppo.envs import SPEC, Counting, env_seed, length_of, make_flat, watch
 from tests.zoo.episode_ppo.test_numerics import equal
@@ -77,7 +78,7 @@ def without_times(folder: Path) -> list[dict[str, Any]]:
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
+    return read_results(folder)
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -182,11 +183,11 @@ def test_a_run_writes_what_it_says(straight: dict[str, Run], name: str) -> None:
     assert {path.name for path in (folder / "ckpt").iterdir()} == {"last.safetensors", "best.safetensors"}
     assert list((folder / "log").glob("events.*"))
     assert json.loads((folder / "options.json").read_text())["n_envs"] == 4
-    assert {"collect", "train"} <= {event["name"] for event in read_trace(folder / "trace.json")}
+    assert {"collect", "train"} <= {event["name"] for event in read_events(folder / "trace.json")}
     for place in (
         "last.safetensors",
         "best.safetensors",
-        "results.json",
+        "summary.json",
         "metrics.jsonl",
         "log",
         "trace.json",
@@ -203,16 +204,15 @@ def test_a_run_writes_what_it_says(straight: dict[str, Run], name: str) -> None:
     ]  # fmt: skip
     assert results["counters"]["steps"] == sum(lengths)
     assert environments["mean_length"] == pytest.approx(np.mean(lengths))
-    seconds = results["coordinator"]["wall_time"]
+    seconds = results["statistics"]["wall_time"]
     assert results["episodes_per_second"] == pytest.approx(COUNT * UPDATES / seconds)
     assert results["effective_samples_per_second"] == pytest.approx(sum(lengths) / seconds)
     assert set(results["utilisation"]) >= {"queue", "buffer", "cpu", "gpu"}
     assert all(0 <= share <= 1 for share in results["busy"].values()) and len(results["busy"]) == 2
-    assert results["staleness"] == {
-        "mean": pytest.approx(np.mean([row["learner/staleness"] for row in rows])),
-        "max": max(row["learner/staleness"] for row in rows),
-    }
-    assert results["staleness"]["max"] <= (0 if name == "sync" else 2)
+    staleness = [row["learner/staleness"] for row in rows]
+    assert results["statistics"]["staleness_mean"] == pytest.approx(np.mean(staleness))
+    assert results["statistics"]["staleness_max"] == max(staleness)
+    assert results["statistics"]["staleness_max"] <= (0 if name == "sync" else 2)
 
 
 @pytest.mark.parametrize("name", [*COLLECTORS, "program"])
@@ -310,7 +310,7 @@ def test_a_second_run_does_not_touch_the_first(straight: dict[str, Run]) -> None
         assert main(arguments(first, "sync", total_episodes=COUNT)) == 0
     assert before == {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
     assert f"folder: {second} ({first} holds another run" in said.getvalue()
-    assert (second / "results.json").is_file()
+    assert is_finished(second)
 
 
 def test_environments_that_have_nothing_to_do_are_told_of(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_environments_that_have_nothing_to_do_are_told_of(tmp_path: Path) -> Non
 
 def test_the_barrier_may_play_while_the_learner_learns(tmp_path: Path, learned: Learned) -> None:
     run = run_main(tmp_path / "run", "sync", off_policy_degree=1)
-    assert run.results["staleness"]["max"] <= 1
+    assert run.results["statistics"]["staleness_max"] <= 1
     assert learned.numbers == [list(range(n * COUNT, (n + 1) * COUNT)) for n in range(UPDATES)]
     assert_account_closes(run.folder)
 
@@ -500,7 +500,7 @@ def test_rounds_that_wait_in_a_checkpoint_are_trained_first(
     assert learned.numbers[trained : trained + len(waiting)] == waiting
     new = learned.numbers[trained + len(waiting) :]
     assert sorted(itertools.chain(*new)) == list(range(started, started + len(new) * COUNT))
-    assert len(learned.numbers) == UPDATES == results_of(tmp_path / "run")["coordinator"]["train_count"]
+    assert len(learned.numbers) == UPDATES == results_of(tmp_path / "run")["statistics"]["train_count"]
     assert learned.scales == pytest.approx([1 - n / UPDATES for n in range(UPDATES)])
     assert [row["train"] for row in rows_of(tmp_path / "run")] == list(range(1, UPDATES + 1))
 
@@ -580,7 +580,7 @@ def test_a_run_goes_on_with_the_other_collector(tmp_path: Path, learned: Learned
         run = run_main(tmp_path / "run", collector, *words, total_episodes=turn * 3 * COUNT)
         assert run.results["collector"] == collector
         assert run.results["counters"]["episodes"] == turn * 3 * COUNT
-        assert run.results["coordinator"]["off_policy_degree"] == (0 if collector == "sync" else 2)
+        assert run.results["statistics"]["off_policy_degree"] == (0 if collector == "sync" else 2)
         assert_account_closes(tmp_path / "run")
     assert sorted(itertools.chain(*learned.numbers)) == list(range(9 * COUNT))
 

@@ -21,6 +21,7 @@ import torch
 from lzero_async import ConfigError, Parcel, Stopped
 from lzero_async.errors import BadData
 from lzero_async.runs import checkpoint
+from lzero_async.runs.summary import read_results
 from lzero_async.workers.calls import CallStop
 from tests.zoo.mbpo import poisoned as mbpo_poisoned
 from zoo.mbpo.collect import roles as collecting
@@ -391,7 +392,7 @@ def test_a_run_goes_on_and_tells_what_it_left_out(tmp_path: Path) -> None:
     run = start_run(tmp_path / "run", "--trainer", "sync", "--env_args", bad, "--max_steps", "400")
     out, errors = run.communicate(timeout=600)
     assert run.returncode == 0, errors
-    results = json.loads((tmp_path / "run" / "results.json").read_text(), parse_constant=_refuse)
+    results = read_results(tmp_path / "run")
     counted = results["troubles"]
     assert counted["bad_episodes"] > 5 and counted["bad_episodes_by_kind"] == {"not_finite": counted["bad_episodes"]}
     assert f"left out: {counted['bad_episodes']} bad episodes (not finite" in out

@@ -95,7 +95,7 @@ def test_every_role_but_the_learner_is_replaced_under_the_run(tmp_path: Path, st
         assert trainer.run().reason == "all are back"
         changed = {worker.name for worker in trainer._roles() if worker.pid != first[worker.name]}
         assert changed == {"collector 0", "evaluator", "dynamics", "rollouts"}
-        statistics = trainer.statistics()
+        statistics = {**trainer.results(), "coordinator": trainer.coordinator.get_statistics()}
         assert (statistics["coordinator"]["restarts"], statistics["coordinator"]["failed"]) == (4, 1)
         assert statistics["coordinator"]["retired"] == 0
         assert statistics["collectors"]["restarts"] == 1
@@ -134,7 +134,7 @@ def test_a_collector_whose_environments_always_fail_is_retired(tmp_path: Path, s
     try:
         assert trainer.run().reason in ("max_collect", "stop_fn")
         trainer.save()
-        statistics = trainer.statistics()
+        statistics = {**trainer.results(), "coordinator": trainer.coordinator.get_statistics()}
         coordinator = statistics["coordinator"]
         assert [coordinator[name] for name in ("retired", "restarts", "failed", "dropped")] == [1, 2, 3, 0]
         assert [worker["alive"] for worker in statistics["collectors"]["by_worker"]] == [True, False]

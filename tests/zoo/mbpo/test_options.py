@@ -448,7 +448,7 @@ def test_the_start_scripts_start_their_trainer(script: str, options: list[str], 
     )
     assert run.returncode == 0, run.stderr
     assert "[AsyncMBPO] step=" in run.stdout
-    written = (tmp_path / "run" / "results.json").read_text()
+    written = (tmp_path / "run" / "options.json").read_text()
     assert f'"trainer": "{"batch" if "v2" in script else "continuous"}"' in written
 
 

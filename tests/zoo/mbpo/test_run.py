@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from lzero_async import Parcel
-from lzero_async.core.trace import read_trace
 from lzero_async.runs import checkpoint
 from lzero_async.runs.folder_lock import LOCK, holder
+from lzero_async.runs.summary import is_finished, read_results
+from lzero_async.tools.traces import read_events
 from tests.zoo.mbpo.patient import patient
 from zoo.mbpo import train_isaac_async
 from zoo.mbpo.async_trainer import PRIORITIES, AsyncTrainer
@@ -78,7 +79,7 @@ def without_times(folder: Path) -> list[dict[str, Any]]:
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
+    return read_results(folder)
 
 
 def state_of(folder: Path) -> dict[str, Any]:
@@ -158,11 +159,11 @@ def test_a_run_writes_what_it_says(straight: dict[str, Run], trainer: str) -> No
     assert {path.name for path in (folder / "ckpt").iterdir()} == {"last.safetensors", "best.safetensors"}
     assert list((folder / "log").glob("events.*"))
     assert json.loads((folder / "options.json").read_text())["trainer"] == trainer
-    assert {"collect", "train"} <= {event["name"] for event in read_trace(folder / "trace.json")}
+    assert {"collect", "train"} <= {event["name"] for event in read_events(folder / "trace.json")}
     for place in (
         "last.safetensors",
         "best.safetensors",
-        "results.json",
+        "summary.json",
         "metrics.jsonl",
         "log",
         "trace.json",
@@ -207,15 +208,15 @@ def test_staleness_is_told_apart_by_source(straight: dict[str, Run], trainer: st
     assert results["ages"].keys() >= {"model_age_mean", "model_age_max"}
     assert 0 <= rows[-1]["learner/model_age_max"] == results["ages"]["model_age_max"] <= len(rows)
     if trainer == "sync":
-        assert results["staleness"] == {"mean": 0, "max": 0}
+        assert results["statistics"]["staleness_max"] == 0
         assert all(row["learner/staleness"] == 0 for row in rows)
-    assert results["staleness"]["max"] <= results["coordinator"]["off_policy_degree"]
+    assert results["statistics"]["staleness_max"] <= results["statistics"]["off_policy_degree"]
 
 
 @pytest.mark.parametrize("trainer", ["batch", "continuous"])
 def test_roles_are_processes_of_their_own(straight: dict[str, Run], trainer: str) -> None:
     places: dict[str, set[int]] = {}
-    for event in read_trace(straight[trainer].folder / "trace.json"):
+    for event in read_events(straight[trainer].folder / "trace.json"):
         if event["ph"] == "X":
             places.setdefault(event["name"], set()).add(event["pid"])
     assert len(places["collect"]) == (2 if trainer == "continuous" else 1)
@@ -231,7 +232,7 @@ def test_a_second_run_does_not_touch_the_first(straight: dict[str, Run], tmp_pat
     before = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
     assert main(arguments(first, "sync", max_steps=BATCH_STEPS)) == 0
     assert before == {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
-    assert (tmp_path / "run-2" / "results.json").is_file()
+    assert is_finished(tmp_path / "run-2")
 
 
 # -- the same seed, the same numbers -----------------------------------------------------------------------------------
@@ -324,7 +325,7 @@ def test_resuming_from_a_file_leaves_other_runs_alone(straight: dict[str, Run], 
     last = str(folder / "ckpt" / "last.safetensors")
     assert main(["--resume", last, "--exp_name", str(tmp_path / "other"), "--max_steps", "112"]) == 0
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["precious.txt"]
-    assert (tmp_path / "other-2" / "results.json").is_file()
+    assert is_finished(tmp_path / "other-2")
     assert all(path.stat().st_mtime_ns == at for path, at in before.items())
     assert {*before, folder / LOCK} == {path for path in folder.rglob("*") if path.is_file()}
     assert holder(folder) is None
@@ -447,7 +448,7 @@ def test_collectors_that_wait_lose_nothing_and_keep_the_bound(
     run = run_main(
         tmp_path / "run", capsys, "continuous", off_policy_degree=2, max_queue_size=None, max_steps=12 * BATCH_STEPS
     )
-    statistics = run.results["coordinator"]
+    statistics = run.results["statistics"]
     assert (statistics["dropped"], statistics["off_policy_degree"], statistics["queue_capacity"]) == (0, 2, None)
     assert statistics["staleness_max"] <= 2
     assert statistics["max_lag"] <= 2
@@ -490,7 +491,7 @@ def test_a_slow_learner_drops_the_oldest_batches_and_every_one_is_counted(
     try:
         assert trainer.run().reason == "stop_fn"
         trainer.save()
-        statistics = trainer.statistics()
+        statistics = {**trainer.results(), "coordinator": trainer.coordinator.get_statistics()}
     finally:
         trainer.close()
     assert statistics["coordinator"]["dropped"] >= 2 * 6
@@ -586,7 +587,7 @@ def test_what_adapts_follows_a_learner_that_cannot_keep_up(tmp_path: Path, monke
     trainer._trained = look  # type: ignore[method-assign]
     try:
         assert trainer.run().reason == "all have changed"
-        first = {change["what"]: change for change in reversed(trainer.statistics()["tuning"])}
+        first = {change["what"]: change for change in reversed(trainer.results()["tuning"])}
         values = trainer.tuning.values()
         assert first["queue"]["value"] > 4
         assert first["batch"]["value"] == 2 * BATCH_STEPS

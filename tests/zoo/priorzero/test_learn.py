@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import learn
+from lzero_async.runs.summary import write_summary
 
 
 def results(folder: Path, rows: list[dict]) -> None:
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({"final_evaluation": rows}))
+    write_summary(folder, {"ended_by": "max_seconds", "final_evaluation": rows, "results": {}})
 
 
 def test_an_interrupted_seed_is_not_an_ended_one(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from lzero_async import Parcel
-from lzero_async.core.trace import read_trace
 from lzero_async.errors import ConfigError
 from lzero_async.runs import checkpoint
+from lzero_async.runs.summary import is_finished, read_results
+from lzero_async.tools.traces import read_events
 from tests.zoo.priorzero.test_engine import write_model
 from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.learn.saving import CHECKPOINT
@@ -69,7 +70,7 @@ def straight(llm: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_writes_what_it_says(straight: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results = json.loads((straight / "results.json").read_text(), parse_constant=pytest.fail)
+    results = read_results(straight)
     assert results["game"] == find_game(SHIPPED_GAME).label
     assert results["substitute_for"] == ""
     assert results["ended_by"] == "max_iter"
@@ -105,7 +106,7 @@ def test_a_second_run_does_not_touch_the_first(straight: Path, llm: str) -> None
     before = {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file()}
     assert main(arguments(llm, straight, "--max_iter", "1")) == 0
     assert before == {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file()}
-    assert (straight.with_name("straight-2") / "results.json").is_file()
+    assert is_finished(straight.with_name("straight-2"))
 
 
 def test_kill_9_and_resume_give_the_same_numbers(straight: Path, llm: str, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_kill_9_and_resume_give_the_same_numbers(straight: Path, llm: str, tmp_p
     process.stderr.close()
     assert main(arguments(llm, folder, "--max_iter", "6", "--resume")) == 0
     assert metrics(folder) == metrics(straight)
-    scores = [json.loads((path / "results.json").read_text())["evaluations"] for path in (folder, straight)]
+    scores = [read_results(path)["evaluations"] for path in (folder, straight)]
     for row in (*scores[0], *scores[1]):
         row.pop("seconds")
     assert scores[0] == scores[1]
@@ -147,7 +148,7 @@ def test_ctrl_c_saves_a_checkpoint_and_resuming_gives_the_same_numbers(
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "ended by: SIGINT" in output
-    assert json.loads((folder / "results.json").read_text())["final_evaluation"] == []
+    assert read_results(folder)["final_evaluation"] == []
     assert main(["--resume", str(folder)]) == 0  # with the options of that run
     assert metrics(folder) == metrics(straight)
 
@@ -175,7 +176,7 @@ def test_resuming_from_a_file_leaves_other_runs_alone(straight: Path, tmp_path: 
     before = {path: path.stat().st_mtime_ns for path in kept}
     assert main(["--resume", str(last), "--exp_name", str(other), "--max_iter", "7"]) == 0
     assert [path.name for path in other.iterdir()] == ["precious.txt"]
-    assert (tmp_path / "other-2" / "results.json").is_file()
+    assert is_finished(tmp_path / "other-2")
     assert before == {path: path.stat().st_mtime_ns for path in kept}
     assert {path.name for path in straight.rglob("*") if path.is_file()} <= {path.name for path in kept} | {".lock"}
 
@@ -246,7 +247,7 @@ def test_a_checkpoint_of_another_run_is_refused(
 def test_later_degrees_only_change_a_number(llm: str, tmp_path: Path, extra: list[str]) -> None:
     folder = tmp_path / "async"
     assert main(arguments(llm, folder, "--max_iter", "5", *extra)) == 0
-    results = json.loads((folder / "results.json").read_text())
+    results = read_results(folder)
     assert results["statistics"]["train_count"] == 5
     assert results["statistics"]["restarts"] == 0
     assert results["statistics"]["staleness_max"] <= results["statistics"]["off_policy_degree"]
@@ -263,7 +264,7 @@ def test_roles_are_processes_and_every_batch_says_where_it_comes_from(llm: str, 
     settings = ["--off_policy_degree", "3", "--num_collectors", "2", "--set", "run_config.trace=True"]
     assert main(arguments(llm, folder, "--max_iter", "6", *settings)) == 0
     places = {}
-    for event in read_trace(folder / "trace.json"):
+    for event in read_events(folder / "trace.json"):
         if event["ph"] == "X" and event["name"] in ("collect", "train", "eval"):
             places.setdefault(event["name"], set()).add(event["pid"])
     assert len(places["collect"] - {os.getpid()}) == 2
@@ -288,7 +289,7 @@ def test_roles_are_processes_and_every_batch_says_where_it_comes_from(llm: str, 
 def test_a_background_evaluation_that_is_due_at_the_end_is_finished(llm: str, tmp_path: Path, limit: list[str]) -> None:
     settings = ["--async_eval", "--set", "run_config.eval_every=1", "--set", "run_config.eval_episodes=3"]
     assert main(arguments(llm, tmp_path / "x", *settings, *limit)) == 0
-    results = json.loads((tmp_path / "x" / "results.json").read_text())
+    results = read_results(tmp_path / "x")
     assert [(row["mode"], row["episodes"]) for row in results["evaluations"]] == [("prior", 3), ("world_model", 3)]
 
 
@@ -298,7 +299,7 @@ def test_a_background_evaluation_ends_the_run_and_saves_its_weights(llm: str, tm
         settings += ["--set", f"run_config.{setting}"]
     folder = tmp_path / "x"
     assert main(arguments(llm, folder, *settings)) == 0
-    results = json.loads((folder / "results.json").read_text())
+    results = read_results(folder)
     assert results["ended_by"] == "target_score"
     assert results["best_evaluation"]["score"] > 0
     means: dict[int, list[float]] = {}
@@ -327,7 +328,7 @@ def test_ctrl_c_gives_a_background_evaluation_up(llm: str, tmp_path: Path, monke
     settings = ["--async_eval", "--set", "run_config.eval_every=1", "--max_iter", "1000"]
     settings += ["--set", "policy_config.backend=inline"]  # here, where it can be interrupted
     assert main(arguments(llm, tmp_path / "x", *settings)) == 130
-    results = json.loads((tmp_path / "x" / "results.json").read_text())
+    results = read_results(tmp_path / "x")
     assert results["evaluations"] == []
     assert (tmp_path / "x" / "ckpt" / "last.safetensors").is_file()
 
@@ -341,7 +342,7 @@ def test_ctrl_c_in_the_final_evaluation_keeps_the_report(
     monkeypatch.setattr("zoo.jericho.priorzero.trainer.PriorZero.final_evaluation", interrupted)
     assert main(arguments(llm, tmp_path / "x", "--max_iter", "1")) == 130
     assert f"go on with: --resume {tmp_path / 'x'}" in capsys.readouterr().out
-    assert json.loads((tmp_path / "x" / "results.json").read_text())["updates"] == 3
+    assert read_results(tmp_path / "x")["updates"] == 3
 
 
 def test_a_start_that_failed_does_not_take_the_name(
@@ -363,7 +364,7 @@ def test_an_absent_zork_is_replaced_loudly_and_only_in_a_quick_test(
     capsys.readouterr()
     assert main(arguments(llm, tmp_path / "b", "--env_id", "zork1.z5", "--max_iter", "1", "--quick_test")) == 0
     assert "zork1.z5 was not found" in capsys.readouterr().out
-    assert json.loads((tmp_path / "b" / "results.json").read_text())["substitute_for"] == "zork1.z5"
+    assert read_results(tmp_path / "b")["substitute_for"] == "zork1.z5"
     assert "zork1.z5 was not found" in (tmp_path / "b" / "run.log").read_text()
 
 
@@ -435,7 +436,7 @@ def test_ctrl_c_in_the_first_collect_ends_in_order(llm: str, tmp_path: Path) -> 
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert f"go on with: --resume {folder}" in output
-    assert json.loads((folder / "results.json").read_text())["ended_by"] == "SIGINT"
+    assert read_results(folder)["ended_by"] == "SIGINT"
 
 
 def small_agent(llm: str, folder: Path, *more: str) -> object:

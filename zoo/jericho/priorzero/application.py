@@ -1,12 +1,43 @@
-"""PriorZero as an application of lzero-async; its entry point names this."""
+"""PriorZero as an application of lzero-async: its entry point names this, and the tools know of it what is said here."""
 
 from __future__ import annotations
 
-from lzero_async.runs.applications import ApplicationEntry
+from typing import Any
+
+from lzero_async.runs.applications import ApplicationEntry, Comparison
+from lzero_async.runs.pipeline import PipelineDescription
 
 APPLICATION = ApplicationEntry(
     name="priorzero",
     help="PriorZero: UniZero with a language model's prior, on text games",
     train="zoo.jericho.priorzero.priorzero_entry:main",
     lock="zoo.jericho.priorzero:stack.lock.txt",
-)
+    comparison=Comparison(
+        seconds=("--set", "run_config.max_seconds={seconds:g}"),
+        limits={"max_env_step": ("--max_env_step", "0")},
+        defaults={
+            "trace": ("--set", "run_config.trace=True"),
+            "final_eval_modes": ("--set", "run_config.final_eval_modes=[]"),  # after the run: not compared
+        },
+        async_only=frozenset((
+            "off_policy_degree", "num_collectors", "async_eval", "enable_async_eval", "adaptive_degree", "max_degree",
+            "staleness_policy", "backend", "env_asynchrony",
+        )),
+    ),
+)  # fmt: skip
+
+
+def describe(options: Any) -> PipelineDescription:
+    """The pipeline of a run with these options."""
+    policy, games = options.policy_config, options.env_config.collector_env_num
+    own_pace = (
+        "From degree 1 on each game goes at its own pace (env_asynchrony auto), and its collects may be shorter than those of "
+        "degree 0: what a run with the one says of the other is less sure."
+    )
+    return PipelineDescription(
+        collectors=policy.num_collectors,
+        environments=policy.num_collectors * games,
+        size_flags="--set env_config.collector_env_num={each} --set policy_config.n_episode={episodes}",
+        amounts={"episodes": policy.n_episode},
+        notes=(own_pace,) if options.env_config.env_asynchrony == "auto" else (),
+    )

@@ -24,7 +24,6 @@ if not __package__:
 from lzero_async.runs.application import carry_through
 from lzero_async.runs.folder_lock import FolderLock
 from lzero_async.runs.run_dir import (
-    RESULTS,
     exit_code,
     find_checkpoint,
     folder_of,
@@ -32,7 +31,6 @@ from lzero_async.runs.run_dir import (
     logging_to,
     say_folder,
     say_places,
-    write_json,
 )
 
 CACHE_FILE = "cache.sqlite"
@@ -182,7 +180,7 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
 
 
 def _report(agent: Any, rows: list[dict[str, Any]], reason: str) -> None:
-    """The evaluation table and the places, on screen and as results.json."""
+    """The evaluation table and the places, on screen."""
     from lzero_async.telemetry.terminal.progress import table
 
     game = agent.game
@@ -204,26 +202,6 @@ def _report(agent: Any, rows: list[dict[str, Any]], reason: str) -> None:
     if troubles:
         print("left out: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in troubles.items()))
     print(f"ended by: {reason}")
-    write_json(
-        agent.folder / RESULTS,
-        {
-            "game": game.label,
-            "story_file_md5": game.md5,
-            "substitute_for": game.substitute_for,
-            "max_score": game.max_score,
-            "ended_by": reason,
-            "env_steps": agent.env_steps,
-            "collected_steps": max(agent.env_steps, agent.collected_steps),
-            "updates": agent.updates,
-            "best_evaluation": agent.best,
-            "final_evaluation": rows,
-            "evaluations": agent.history,
-            "reuse": agent.reuse(),
-            "troubles": dict(agent.troubles),
-            "utilisation": agent.utilisation(),
-            "statistics": agent.coordinator.get_statistics(),
-        },
-    )
     say_places(agent.folder)
 
 

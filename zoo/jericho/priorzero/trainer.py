@@ -23,12 +23,14 @@ from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Parcel, Rec
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.runs import checkpoint
 from lzero_async.runs.application import PLACES, Application, thread_limit
+from lzero_async.runs.pipeline import PipelineDescription
 from lzero_async.telemetry.quantities import QUANTITIES, label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
 from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
 from lzero_async.types import BackgroundContext, Batch, CollectContext, EvalContext, EvalResult, StopSignal, TrainReport
 from lzero_async.workers.calls import CallStop
+from zoo.jericho.priorzero.application import describe
 from zoo.jericho.priorzero.games.files import Game
 from zoo.jericho.priorzero.options import (
     backend_of,
@@ -438,11 +440,22 @@ class PriorZero(Application):
     def _evaluations(self) -> list[dict[str, Any]]:
         return [
             {
-                "name": row["mode"], "version": row["version"], "steps": row["env_steps"], "seconds": row["seconds"],
-                "score": row["mean"], "low": min(row["scores"]), "high": max(row["scores"]),
+                **row, "name": row["mode"], "steps": row["env_steps"], "score": row["mean"],
+                "low": min(row["scores"]), "high": max(row["scores"]),
             }
             for row in self.history
         ]  # fmt: skip
+
+    def _pipeline(self) -> PipelineDescription:
+        return describe(self.options)
+
+    def results(self) -> dict[str, Any]:
+        game = self.game
+        return {
+            "game": game.label, "story_file_md5": game.md5, "substitute_for": game.substitute_for, "max_score": game.max_score,
+            "env_steps": self.env_steps, "collected_steps": self.steps_played, "updates": self.updates, "best": dict(self.best),
+            "reuse": self.reuse(), "troubles": self._troubles(),
+        }  # fmt: skip
 
     def line(self) -> str:
         """The live line."""
