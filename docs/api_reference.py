@@ -12,8 +12,9 @@ NOTE = "Written by `make docs`; edit the code and run it again."
 MODULES = (
     "validation", "core.activity", "core.trace", "telemetry.quantities", "telemetry.view", "telemetry.sinks", "telemetry.scalars",
     "telemetry.prometheus_server", "telemetry.utilisation", "telemetry.terminal.progress", "telemetry.terminal.live",
-    "runs.options", "runs.application", "runs.checkpoint", "runs.run_dir", "runs.summary", "runs.applications", "runs.pipeline", "simulate.pipeline",
-    "simulate.distributions", "tools.traces", "tools.report.command", "tools.timeline.text", "tools.timeline.picture", "testing",
+    "runs.options", "runs.application", "runs.checkpoint", "runs.run_dir", "runs.summary", "runs.applications", "runs.pipeline",
+    "simulate.pipeline", "simulate.distributions", "tools.traces", "tools.report.command", "tools.timeline.text",
+    "tools.timeline.picture", "testing",
 )  # fmt: skip
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
