@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def children() -> set[int]:
-    """The children of this process, dead ones that were not reaped included."""
-    mine = f" {os.getpid()} "
+def children(parent: int | None = None) -> set[int]:
+    """The children of a process, of this one if none is named; dead ones that were not reaped included."""
+    mine = f" {parent or os.getpid()} "
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -31,7 +31,7 @@ def main(descriptor: int, lifeline: int) -> None:
     """Serve the parent on the other end of the socket `descriptor`; it never writes to the pipe `lifeline`."""
     for number in (signal.SIGINT, signal.SIGTERM):  # these are for the parent, which then ends its workers in order
         signal.signal(number, _pass_over)
-    _die_with(lifeline)
+    die_with(lifeline)
     faulthandler.enable()
     pool = RegionPool()
     wire = Wire(socket.socket(fileno=descriptor), pool)
@@ -51,7 +51,7 @@ def main(descriptor: int, lifeline: int) -> None:
     os._exit(0 if role is not None else 1)
 
 
-def _die_with(lifeline: int) -> None:
+def die_with(lifeline: int) -> None:
     """Let the kernel kill this process and what it started when the pipe's other end closes: a thread could not, while
     the role is in a C function that holds the interpreter's lock."""
     if hasattr(fcntl, "F_SETSIG"):

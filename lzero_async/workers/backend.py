@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from lzero_async.clock import RealClock
@@ -121,20 +121,26 @@ def make_backend(
     kind: str,
     *,
     hang_timeout: float = 60.0,
+    preload: Sequence[str] = (),
     ray_address: str = "",
     ray_resources: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Backend:
     """The backend of that name; `hang_timeout` is the seconds without a sign of life after which a process counts as hung.
 
+    For processes: the names of modules that roles import, `preload`. They are imported once, in the background, and roles are
+    forked from there, restarts too; the first start waits for that. With a GPU, and for a role whose `environment` says more
+    than numbers of threads, each process makes its own imports.
     For Ray: the address of a cluster ('': one of its own on this machine), and what a role needs of a machine, by the kind
     of role: {"collector": {"CPU": 1}}.
     """
     one_of("backend", kind, BACKENDS)
     duration("hang_timeout", hang_timeout)
+    if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
+        raise ConfigError(f"preload is {preload!r}; it must be a list of names of modules.")
     if kind == "process":
         from lzero_async.workers.process import ProcessBackend
 
-        return ProcessBackend(hang_timeout=hang_timeout)
+        return ProcessBackend(hang_timeout=hang_timeout, preload=preload)
     if kind == "ray":
         from lzero_async.workers.ray.backend import RayBackend
 

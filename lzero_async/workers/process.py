@@ -10,13 +10,11 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.clock import RealClock
@@ -24,20 +22,16 @@ from lzero_async.errors import TOO_MANY_FILES, LzeroAsyncError, WorkerDied, Work
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
 from lzero_async.validation import duration
-from lzero_async.workers._bootstrap import specification, standard_library
+from lzero_async.workers import _child
+from lzero_async.workers._bootstrap import specification
 from lzero_async.workers._channel import Message, Wire, WireClosed, WireStalled
 from lzero_async.workers.backend import Factory, Worker, close_all
 from lzero_async.workers.calls import PackedError, Patience, Signal, unpack_error
 from lzero_async.workers.parcels import RegionPool
 from lzero_async.workers.supervision import Deliveries, LivingWorker
+from lzero_async.workers.template import Process, Template, acquire, gpu_in_reach, release, spawn
 
 log = logging.getLogger("lzero_async")
-_ROOT: Final = str(Path(__file__).resolve().parents[2])
-# Nothing is imported before the path begins with the standard library (-c puts the current folder first).
-_PROGRAM: Final = (
-    "import sys; _, own, *first = sys.argv; sys.path[:] = first[2:] + [own] + [each for each in sys.path if each]; "
-    "from lzero_async.workers._child import main; main(int(first[0]), int(first[1]))"
-)
 _TAIL: Final = 400  # characters of a dead worker's last words
 _GRACE: Final = 10.0  # seconds for a process to end after its connection
 _BEGIN: Final = 30.0  # seconds for a new process to give its first sign of life
@@ -46,13 +40,15 @@ _LOOK: Final = 0.1  # seconds between two looks at a process that tells more tha
 
 
 class ProcessBackend:
-    """Starts roles in spawned processes. `hang_timeout`: seconds without a sign of life after which one is ended."""
+    """Starts roles in processes. `hang_timeout`: seconds without a sign of life after which one is ended. They are forked from
+    one that has imported the modules of `preload`; without these, and where that cannot be done, each is spawned."""
 
     kind = "process"
 
-    def __init__(self, *, hang_timeout: float = 60.0) -> None:
+    def __init__(self, *, hang_timeout: float = 60.0, preload: Sequence[str] = ()) -> None:
         self._hang_timeout = duration("hang_timeout", hang_timeout)
         _allow_descriptors()
+        self._template = acquire(["lzero_async.workers._child", *preload]) if preload and not gpu_in_reach() else None
         self._threads = ThreadGroup(RealClock(), "lzero-link")
         self._pool = RegionPool()
         self._workers: list[LivingWorker[_Life]] = []
@@ -69,7 +65,8 @@ class ProcessBackend:
     ) -> Worker:
         """See `Backend.start`."""
         spec = {**specification(name, factory), "heartbeat": self._hang_timeout / 6, "parent": os.getpid()}
-        new_life = partial(_Life, name, spec, dict(environment or {}), output, self._hang_timeout, self._pool, on_event)
+        launch = partial(_launch, self._template, dict(environment or {}), output)
+        new_life = partial(_Life, name, spec, launch, output, self._hang_timeout, self._pool, on_event)
         worker = LivingWorker(name, new_life, self._threads)
         self._workers.append(worker)
         return worker
@@ -83,6 +80,9 @@ class ProcessBackend:
         try:
             close_all([*workers], timeout)
         finally:
+            if self._template is not None:
+                release(self._template)
+                self._template = None
             self._threads.join(max(_MOMENT, deadline - time.monotonic()))
             self._pool.close()
 
@@ -104,7 +104,7 @@ class _Life:
         self,
         name: str,
         spec: dict[str, Any],
-        environment: dict[str, str],
+        launch: Callable[[list[int]], Process],
         output: str,
         hang_timeout: float,
         pool: RegionPool,
@@ -126,11 +126,13 @@ class _Life:
         self._stuck = ""
         self._output_from = os.path.getsize(output) if output and os.path.exists(output) else 0
         with ExitStack() as opened:
-            self._open(opened, environment, hang_timeout, pool)
+            self._open(opened, launch, hang_timeout, pool)
             self.tell("start", spec)
             opened.pop_all()
 
-    def _open(self, opened: ExitStack, environment: dict[str, str], hang_timeout: float, pool: RegionPool) -> None:
+    def _open(
+        self, opened: ExitStack, launch: Callable[[list[int]], Process], hang_timeout: float, pool: RegionPool
+    ) -> None:
         """Start the process; `opened` gets what is to be undone if that fails."""
         try:
             with ExitStack() as theirs:
@@ -140,7 +142,7 @@ class _Life:
                 their_lifeline, self._lifeline = os.pipe()
                 opened.callback(os.close, self._lifeline)
                 theirs.callback(os.close, their_lifeline)
-                self.process = _spawn([their_end.fileno(), their_lifeline], environment, self._output)
+                self.process = launch([their_end.fileno(), their_lifeline])
             opened.callback(self.process.wait)
             opened.callback(_kill, self.process)  # the last one is undone first
             self._ended = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else -1
@@ -351,33 +353,22 @@ class _Life:
         return self.process.wait()
 
 
-def _spawn(descriptors: list[int], environment: dict[str, str], output: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, *_interpreter_flags(), "-c", _PROGRAM, _ROOT, *map(str, descriptors)]
-    command += standard_library(sys.path)
+def _launch(template: Template | None, environment: dict[str, str], output: str, files: list[int]) -> Process:
+    """A new process of a worker, with these two open files: forked if that can be done, else spawned."""
+    variables = {**os.environ, **environment}
     file = open(output, "ab") if output else None  # noqa: SIM115
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            pass_fds=descriptors,
-            env={**os.environ, **environment},
-            start_new_session=True,  # not in the terminal's group: Ctrl+C is for the parent
-        )
+        # Libraries read variables when they are imported; of the number of threads they are told.
+        if template is not None and all(name.endswith("_NUM_THREADS") for name in environment):
+            with open(os.devnull) as nothing:
+                streams = (nothing.fileno(), *((1, 2) if file is None else (file.fileno(),) * 2))
+                forked = template.fork((_child.__name__, "main"), files=files, environment=variables, streams=streams)
+            if forked is not None:
+                return forked
+        return spawn("_child", files, variables, None if file is None else file.fileno())
     finally:
         if file is not None:
             file.close()
-
-
-def _interpreter_flags() -> list[str]:
-    """Those that this process was started with."""
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    for name, value in sys._xoptions.items():
-        given = name if value is True else f"{name}={value}"
-        if given not in flags:
-            flags += ["-X", given]
-    return flags
 
 
 def _remedy(error: OSError) -> str:
@@ -392,7 +383,7 @@ def _remedy(error: OSError) -> str:
     return f"{error.strerror or error}{place}."
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Process) -> None:
     """End the process and whatever it started in its session."""
     if process.returncode is None:
         try:

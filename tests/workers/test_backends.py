@@ -34,19 +34,23 @@ from lzero_async.workers.process import ProcessBackend
 from tests.process_tools import children, ended
 
 ROOT = Path(__file__).resolve().parents[2]
+WARM = ("lzero_async.testing",)  # what a template imports, from which workers are then forked
 CASES = [
-    (kind, check)
-    for kind in BACKENDS
-    if kind != "ray"  # in test_ray_backend.py
+    (kind, preload, check)
+    for kind, preload in [*((kind, ()) for kind in BACKENDS if kind != "ray"), ("process", WARM)]
     for check in conformance.applicable(kind)
-]
+]  # Ray's are in test_ray_backend.py
 BIG = 200_000
 HOLD_THE_LOCK = "import ctypes; sleep = ctypes.PyDLL(None).sleep; emit('busy'); sleep(60)"  # in C, with the GIL
 
 
-@pytest.mark.parametrize(("kind", "check"), CASES, ids=[f"{kind}-{check.__name__}" for kind, check in CASES])
-def test_every_backend_keeps_its_promises(kind: str, check: conformance.Check) -> None:
-    conformance.run_check(check, partial(make_backend, kind))
+@pytest.mark.parametrize(
+    ("kind", "preload", "check"),
+    CASES,
+    ids=[f"{'forked' if preload else kind}-{check.__name__}" for kind, preload, check in CASES],
+)
+def test_every_backend_keeps_its_promises(kind: str, preload: tuple[str, ...], check: conformance.Check) -> None:
+    conformance.run_check(check, partial(make_backend, kind, preload=preload))
 
 
 def test_what_a_backend_is_exempt_from_is_a_check() -> None:
@@ -90,11 +94,12 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.fixture
-def backend() -> Iterator[ProcessBackend]:
-    """A process backend that leaves nothing behind: no process, no descriptor, nothing in /dev/shm."""
+@pytest.fixture(params=[(), WARM], ids=["spawned", "forked"])
+def backend(request: pytest.FixtureRequest) -> Iterator[ProcessBackend]:
+    """A process backend that leaves nothing behind but its template: no process, no descriptor, nothing in /dev/shm."""
+    ProcessBackend(preload=request.param).close()
     before, shared, opened = children(), set(os.listdir("/dev/shm")), descriptors()
-    backend = ProcessBackend()
+    backend = ProcessBackend(preload=request.param)
     yield backend
     backend.close()
     assert children() - before == set()
@@ -188,9 +193,10 @@ def test_a_worker_that_is_killed_is_found_though_its_children_live_on_and_they_a
     assert ended([child])
 
 
-def test_a_worker_that_gives_no_sign_of_life_is_ended() -> None:
+@pytest.mark.parametrize("preload", [(), WARM], ids=["spawned", "forked"])
+def test_a_worker_that_gives_no_sign_of_life_is_ended(preload: tuple[str, ...]) -> None:
+    backend = ProcessBackend(hang_timeout=1.0, preload=preload)
     before = children()
-    backend = ProcessBackend(hang_timeout=1.0)
     try:
         worker = start(backend)
         worker.call("do", "")
@@ -241,7 +247,8 @@ import os, sys, time
 from lzero_async import make_backend
 from lzero_async.testing import ScriptedRole
 
-backend = make_backend("process", hang_timeout=float(sys.argv[2]))
+preload = ["lzero_async.testing"] if "forked" in sys.argv else []
+backend = make_backend("process", hang_timeout=float(sys.argv[2]), preload=preload)
 worker = backend.start("orphan", ScriptedRole, on_event=lambda event: print(event, flush=True))
 worker.call("do", "import os; emit(os.getpid())")
 if "fork" in sys.argv[3:]:
@@ -266,19 +273,23 @@ time.sleep(60)
     ],
     ids=["idle", "asleep", "in C with the lock", "waiting for a program"],
 )
-def test_a_worker_dies_with_its_parent(doing: str, last_line: str, tmp_path: Path) -> None:
-    with parent_script(tmp_path, doing, "60") as parent:
+@pytest.mark.parametrize("how", ["spawned", "forked"])
+def test_a_worker_dies_with_its_parent(doing: str, last_line: str, how: str, tmp_path: Path) -> None:
+    with parent_script(tmp_path, doing, "60", how) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert parent.stdout.readline().strip() == last_line
+        pids = children(parent.pid)
+        assert pid in pids
         parent.kill()
         assert parent.wait() == -signal.SIGKILL
-        assert ended([pid])
+        assert ended(pids)
 
 
-def test_a_worker_dies_with_its_parent_though_a_fork_of_the_parent_lives_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["spawned", "forked"])
+def test_a_worker_dies_with_its_parent_though_a_fork_of_the_parent_lives_on(how: str, tmp_path: Path) -> None:
     """The fork holds the parent's ends of every connection."""
-    with parent_script(tmp_path, "", "0.6", "fork") as parent:
+    with parent_script(tmp_path, "", "0.6", "fork", how) as parent:
         assert parent.stdout is not None
         pid, fork = int(parent.stdout.readline()), int(parent.stdout.readline())
         assert parent.stdout.readline().strip() == "idle"

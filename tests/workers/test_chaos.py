@@ -73,7 +73,9 @@ class Training:
         self.strikes, self.struck = strikes, list[Strike]()
         self.armed: dict[str, list[Strike]] = {}
         self.at_begin: dict[str, Strike] = {}
-        self.backends = [make_backend(backend), make_backend(backend, hang_timeout=hang_timeout)]
+        # The learner is spawned; the others are forked from a template.
+        others = make_backend(backend, hang_timeout=hang_timeout, preload=["lzero_async.testing"])
+        self.backends = [make_backend(backend), others]
         self.workers: dict[str, Worker] = {}
         self.coordinator: AsyncTrainingCoordinator | None = None
         try:

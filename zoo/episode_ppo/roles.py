@@ -10,6 +10,13 @@ from zoo.episode_ppo.envs.factories import FlatEnv
 from zoo.episode_ppo.envs.waiting import make_waiting
 
 Emit = Callable[[Any], None]
+PRELOAD = (
+    "torch._dynamo",  # by the first optimizer that is made
+    "zoo.episode_ppo.learn.role",
+    "zoo.episode_ppo.parallel_env_async",
+    "zoo.episode_ppo.play.evaluator",
+    "zoo.episode_ppo.play.step_barrier",
+)
 
 
 def env_factory(options: Any, *, waits: bool = True) -> Callable[[], FlatEnv]:

@@ -55,6 +55,7 @@ class Trainer(ScoredApplication):
         )
         backend = make_backend(
             "process" if options.backend == "auto" else options.backend,
+            preload=roles.PRELOAD,
             ray_address=options.ray_address,
             ray_resources=options.ray_resources,
         )

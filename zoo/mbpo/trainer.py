@@ -54,7 +54,10 @@ class Trainer(ScoredApplication):
     ) -> None:
         records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
         backend = make_backend(
-            backend_of(options), ray_address=options.ray_address, ray_resources=options.ray_resources
+            backend_of(options),
+            preload=("zoo.mbpo.learn.roles", "zoo.mbpo.collect.roles", "torch._dynamo"),  # the last by an optimizer
+            ray_address=options.ray_address,
+            ray_resources=options.ray_resources,
         )
         super().__init__(options, folder, backend, records, progress)
         self.counters = dict.fromkeys(COUNTERS, 0)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from lzero_async.errors import WorkerDied
+from lzero_async.workers.template import close_idle
 from tests.process_tools import children
 from tests.zoo.episode_ppo.envs import SPEC, env_seed, watch
 from tests.zoo.episode_ppo.test_run import (
@@ -40,8 +41,10 @@ from zoo.episode_ppo.trainer import Trainer
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
     watch.clear()
+    close_idle()
     before = children()
     yield
+    close_idle()
     assert children() <= before
     watch.clear()
 

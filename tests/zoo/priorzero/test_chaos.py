@@ -30,6 +30,7 @@ from lzero_async.errors import WorkerDied
 from lzero_async.runs import checkpoint
 from lzero_async.runs.folder_lock import FolderLock, holder
 from lzero_async.runs.run_dir import LAST_CHECKPOINT, free_folder
+from lzero_async.workers.template import close_idle
 from tests.workers.ray_nodes import RayNodes
 from tests.zoo.priorzero.test_engine import write_model
 from tests.zoo.priorzero.test_run import SMALL
@@ -69,8 +70,10 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    close_idle()  # what is forked from another one does not show this mark
     before = descendants(os.getpid())
     yield
+    close_idle()
     assert vanish(marked())
     assert descendants(os.getpid()) <= before
     assert not [name for name in os.listdir("/dev/shm") if "lzero" in name]

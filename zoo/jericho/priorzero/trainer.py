@@ -67,6 +67,7 @@ class PriorZero(Application):
         backend = make_backend(
             backend_of(options),
             hang_timeout=policy.hang_timeout,
+            preload=roles.PRELOAD,
             ray_address=policy.ray_address,
             ray_resources=policy.ray_resources,
         )

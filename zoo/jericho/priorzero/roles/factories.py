@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.roles.rank import RankRole
 
 Emit = Callable[[Any], None]
+PRELOAD = ("zoo.jericho.priorzero.roles.preload",)
 
 
 @dataclass(frozen=True)
