@@ -68,6 +68,9 @@ class Trainer(ScoredApplication):
         self._busy_before = 0.0
         self._build_or_close(self._build)
 
+    def _told(self, place: int, what: Any) -> None:
+        self.pool.told(place, what)
+
     def _build(self) -> None:
         """Start every role; they are made at the same time, each in its own place. Then wait for them."""
         options, shares = self.options, shares_of(self.options)
@@ -77,7 +80,7 @@ class Trainer(ScoredApplication):
             self._start(
                 f"envs {place}",
                 partial(roles.make_workers_envs, options, envs, place),
-                on_event=lambda what, place=place: self.pool.told(place, what),
+                on_event=partial(self._told, place),
             )
             for place, envs in enumerate(shares)
         ]
@@ -177,7 +180,7 @@ class Trainer(ScoredApplication):
         options = self.options
         if not options.learning_rate_decay or not options.total_episodes:
             return 1.0
-        return max(0.0, 1.0 - self.counters["episodes"] / options.total_episodes)
+        return float(max(0.0, 1.0 - self.counters["episodes"] / options.total_episodes))
 
     def _record(self, batch: Batch, done: Mapping[str, Any], version: int) -> None:
         values = {f"learner/{name}": value for name, value in done.items()}
@@ -381,6 +384,7 @@ class Trainer(ScoredApplication):
         self._mark(version)
 
     def close(self) -> None:
-        if isinstance(getattr(self, "pool", None), BarrierPool):
-            self.pool.close()
+        pool = getattr(self, "pool", None)
+        if isinstance(pool, BarrierPool):
+            pool.close()
         super().close()

@@ -203,7 +203,11 @@ class AsyncTrainer(Trainer):
         return None if self.options.adaptive_batch else super()._steps_per_collect()
 
     def results(self) -> dict[str, Any]:
-        queues = {"model": self.model_queue, "to_dynamics": self._to_dynamics, "to_rollouts": self._to_rollouts}
+        queues: dict[str, BoundedQueue[Any]] = {
+            "model": self.model_queue,
+            "to_dynamics": self._to_dynamics,
+            "to_rollouts": self._to_rollouts,
+        }
         return {
             **super().results(),
             "queues": {name: queue.statistics()._asdict() for name, queue in queues.items()},

@@ -270,8 +270,9 @@ class Trainer(ScoredApplication):
         limit, each = self.options.max_steps, self._steps_per_collect()
         if not limit or each is None or self.coordinator.has_queue:
             return None
-        waiting = sum(batch.meta["steps"] for batch in self.coordinator.waiting_batches)
-        return self.coordinator.collect_count + max(0, -(-(limit - self.counters["real_data"] - waiting) // each))
+        waiting = sum(int(batch.meta["steps"]) for batch in self.coordinator.waiting_batches)
+        left = int(limit) - self.counters["real_data"] - waiting
+        return self.coordinator.collect_count + max(0, -(-left // each))
 
     def _enough(self) -> bool:
         limit = self.options.max_steps

@@ -275,6 +275,7 @@ def _translator(space: Any) -> Callable[[Any], Any]:
 
     def scaled(action: NDArray[Any]) -> NDArray[Any]:
         inside = np.minimum(np.maximum(action * half + middle, low), high)
-        return inside.reshape(space.shape).astype(space.dtype)
+        sent: NDArray[Any] = inside.reshape(space.shape).astype(space.dtype)
+        return sent
 
     return scaled

@@ -110,8 +110,8 @@ class Player:
     ) -> None:
         self._make_env, self._worker, self._seed, self._max_steps = make_env, worker, seed, max_steps
         self._greedy, self._thinking, self._look = greedy, thinking or threading.Lock(), look
-        self._own = None if watch is not None else StepWatch(STEP_TIMEOUT)
-        self._watch = watch or self._own
+        self._watch = watch or StepWatch(STEP_TIMEOUT)
+        self._own = None if watch is not None else self._watch
         self.env = make_env()
         self._policy: NumpyPolicy | None = None
         self._recording = Recording(-1, -1, worker)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 _logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -54,7 +54,7 @@ class CacheFile:
             if connection is not None:
                 connection.close()
 
-    def _add(self, rows: Sequence[tuple]) -> None:
+    def _add(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Rows of `columns`, in one transaction; where a row is there already, that one stays."""
         assert self._connection is not None
         names, marks = ", ".join(self.columns), ", ".join("?" * len(self.columns))
@@ -62,7 +62,7 @@ class CacheFile:
             self._connection.executemany(f"INSERT OR IGNORE INTO {self.table} ({names}) VALUES ({marks})", rows)
             self._run(f"DELETE FROM {self.table} WHERE id <= (SELECT max(id) FROM {self.table}) - ?", (self._max_rows,))
 
-    def _run(self, statement: str, values: Sequence = ()) -> sqlite3.Cursor:
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         assert self._connection is not None
         return self._connection.execute(statement, values)
 
@@ -133,7 +133,7 @@ class CacheFile:
         try:
             self._open()
             result = self._run("PRAGMA quick_check").fetchone()
-            return result != ("ok",)
+            return bool(result != ("ok",))
         except sqlite3.OperationalError:
             return False
         except sqlite3.DatabaseError:

@@ -44,11 +44,13 @@ class NumpyActor:
         """Actions [N, A] in [-1, 1] for observations [N, O], drawn with `rng` or, `deterministic`, the mode."""
         mean, log_std = self.distribution(obs)
         if deterministic:
-            return np.tanh(mean)
+            mode: NDArray[Any] = np.tanh(mean)
+            return mode
         noise = rng.standard_normal(mean.shape, dtype=np.float32)
         noise *= np.exp(log_std)
         noise += mean
-        return np.tanh(noise, out=noise)
+        np.tanh(noise, out=noise)
+        return noise
 
     def distribution(self, obs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Mean and log standard deviation [N, A] before the tanh; the mean is valid until the next call."""

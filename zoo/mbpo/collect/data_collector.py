@@ -81,7 +81,7 @@ class AsyncDataCollector:
         self._in_step = [staggered] * num_collectors  # workers whose next collect would end with all the others'
         self.steps = 0
         self._lock = threading.Lock()
-        self._by_worker = [{"steps": 0, "collects": 0, "busy_seconds": 0.0} for _ in self.workers]
+        self._by_worker: list[dict[str, Any]] = [{"steps": 0, "collects": 0, "busy_seconds": 0.0} for _ in self.workers]
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
         self._episodes = self._left_out = 0
         self._began = time.monotonic()

@@ -33,9 +33,10 @@ class RecycledRows:
         self._sets = [*self._sets[-(KEPT_SETS - 1) :], arrays]
         return Transitions(*arrays)
 
-    def _shapes(self) -> Transitions:
+    def _shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of one row of each field of Transitions."""
         obs, action = (self._obs_size,), (self._action_size,)
-        return Transitions(obs, action, (), obs, ())
+        return obs, action, (), obs, ()
 
 
 def _most_references(arrays: tuple[NDArray[Any], ...]) -> int:

@@ -113,7 +113,7 @@ class TensorEnvs:
         broken = ~(finite_rows(next_obs) & reward.isfinite())
         if not self._any_ruined and not bool(broken.any()):
             return None
-        bad = self._ruined | broken
+        bad: Tensor = self._ruined | broken
         for row in (broken & ~self._ruined).nonzero()[:, 0].tolist():
             self._tell(row, "observation", next_obs) or self._tell(row, "reward", reward)
         self._ruined = bad & ~ended
@@ -148,7 +148,8 @@ def _final_obs(extras: Mapping[str, Any]) -> Tensor | None:
     for key in FINAL_KEYS:
         found = extras.get(key)
         if found is not None:
-            return found[POLICY] if isinstance(found, Mapping) else found
+            final: Tensor = found[POLICY] if isinstance(found, Mapping) else found
+            return final
     return None
 
 
@@ -168,7 +169,7 @@ def check_contract(env: TensorVecEnv) -> None:
     """Reset the environment and make one step; raise ConfigError for the first breach of the contract, if any."""
     _check_attributes(env)
     obs_shape = (env.num_envs, _policy_box(env).shape[0])
-    result = env.reset(seed=0)
+    result: Any = env.reset(seed=0)
     if not isinstance(result, tuple) or len(result) != 2:
         raise ConfigError(
             f"reset() of the tensor environment returned {_kind(result)}; it must be (observations, extras)."

@@ -246,6 +246,7 @@ class TransitionBuffer:
 
     def _draw_by_priority(self, batch: Batch) -> None:
         """One row from each n-th part of the sum of priorities, so that a batch is spread evenly over it."""
+        assert self._tree is not None
         n = len(batch.rows)
         points = torch.rand(n, generator=self._generator, device=self.device, dtype=torch.float64)
         points += torch.arange(n, device=self.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  its usual name
@@ -225,7 +225,7 @@ class DynamicsEnsemble:
         rows = held[:: -(-len(held) // HOLDOUT_ROWS)]
         sample = buffer.take(rows.repeat(self.ensemble_size))
         mean, _, logit, targets = self._answers(sample)
-        terminated = sample.terminated.view(self.ensemble_size, -1)
+        terminated = cast(Tensor, sample.terminated).view(self.ensemble_size, -1)
         errors = (mean - targets).square().mean((1, 2))
         scores = errors + F.binary_cross_entropy_with_logits(logit, terminated, reduction="none").mean(1)
         self.elites.copy_(scores.argsort(stable=True)[: self.num_elites])
@@ -240,9 +240,10 @@ class DynamicsEnsemble:
 
     def _fields(self, data: Sample | Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, targets (change and reward) and what was reached (next observation and reward)."""
-        reward = data.reward[:, None]
-        inputs = torch.cat((data.obs, data.action), 1)
-        return inputs, torch.cat((data.next_obs - data.obs, reward), 1), torch.cat((data.next_obs, reward), 1)
+        obs, action, reward, next_obs = (cast(Tensor, field) for field in data[:4])
+        reward = reward[:, None]
+        inputs = torch.cat((obs, action), 1)
+        return inputs, torch.cat((next_obs - obs, reward), 1), torch.cat((next_obs, reward), 1)
 
     def _normalised(self, inputs: Tensor) -> Tensor:
         return (inputs - self._statistics["input_mean"]) / self._statistics["input_std"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def rollout(dynamics: DynamicsEnsemble, act: Callable[[Tensor], Tensor], starts:
             step = step.take(finite)
         parts.append(step)
         going = step.terminated == 0
-        obs = step.next_obs if going.all() else step.next_obs[going]
+        obs = cast(Tensor, step.next_obs if going.all() else step.next_obs[going])
         if not len(obs):
             break
     return Rollout(concatenate(parts), clamped, dropped)

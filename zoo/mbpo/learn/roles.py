@@ -60,7 +60,7 @@ class _AgentRole:
 
     def _can_draw(self) -> bool:
         """Whether there is a batch to draw; updates are owed until then."""
-        return self.learner.real.count >= min(self._options.batch_size, self.learner.real.capacity)
+        return bool(self.learner.real.count >= min(self._options.batch_size, self.learner.real.capacity))
 
     def _train_agent(self, version: int, dynamics_version: int) -> dict[str, Any]:
         learner = self.learner

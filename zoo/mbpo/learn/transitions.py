@@ -29,7 +29,7 @@ class Transitions(NamedTuple):
     terminated: Array  # [N], 1 where the episode ended in a terminal state; a time limit is 0
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # type: ignore[override]  # a tuple's own `count` is of no use here
         """Number of transitions."""
         return int(self.obs.shape[0])
 

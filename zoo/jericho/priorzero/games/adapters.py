@@ -257,7 +257,7 @@ class JerichoAdapter:
             for part in command.split(";"):
                 self.env.step(part)
             after = self.memory()
-            if self._objects(after) == objects:
+            if bytes(self._objects(after)) == objects:
                 changed |= {at for at in addresses if after[at : at + 2] != memory[at : at + 2]}
         return changed
 

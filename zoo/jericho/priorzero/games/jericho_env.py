@@ -69,7 +69,7 @@ class JerichoEnv(BaseEnv):
             raise ConfigError(f"observation is {options['observation']!r}; it must be 'state' or 'full'")
         self._with_response = options["observation"] == "full"
         store = options["valid_action_store"]
-        self._process_options = {
+        self._process_options: dict[str, Any] = {
             "timeout": duration("step_timeout", options["step_timeout"]),
             "start_timeout": duration("start_timeout", options["start_timeout"]),
             "store_path": str(valid_actions_file() if store is None else store),

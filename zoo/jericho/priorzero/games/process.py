@@ -14,7 +14,7 @@ import traceback
 import weakref
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from zoo.jericho.priorzero.games.files import Game
 
@@ -111,11 +111,13 @@ class GameProcess:
 
     def reset(self, seed: int | None = None) -> GameState:
         """Begin the game anew; see `GameSession.reset`."""
-        return self._call("reset", seed)
+        state: GameState = self._call("reset", seed)
+        return state
 
     def step(self, action: str) -> GameState:
         """Send one command; see `GameSession.step`."""
-        return self._call("step", action)
+        state: GameState = self._call("step", action)
+        return state
 
     def begin_reset(self, seed: int | None = None) -> None:
         """Ask for a new game without waiting; `end_reset` fetches the answer."""
@@ -123,7 +125,8 @@ class GameProcess:
 
     def end_reset(self) -> GameState:
         """The answer to `begin_reset`; the watchdog's time runs from there."""
-        return self._fetch()
+        state: GameState = self._fetch()
+        return state
 
     def begin_step(self, action: str) -> None:
         """Send one command without waiting, so that several games think at once; `end_step` fetches the answer."""
@@ -131,7 +134,8 @@ class GameProcess:
 
     def end_step(self) -> GameState:
         """The answer to `begin_step`; the watchdog's time runs from there."""
-        return self._fetch()
+        state: GameState = self._fetch()
+        return state
 
     def waitable(self) -> Connection | None:
         """What to wait on until what was begun can be ended without waiting, at most to `deadline`; None when it can now."""
@@ -296,7 +300,7 @@ def _never(label: str, text: str) -> Exception:
     return ConfigError(f"{label} cannot be started ({last}); put its story file back, or give another --env_id.")
 
 
-def _end(process: subprocess.Popen, connection: Connection, errors: Any, ending: list[float]) -> None:
+def _end(process: subprocess.Popen[bytes], connection: Connection, errors: Any, ending: list[float]) -> None:
     connection.close()
     try:
         process.wait(max(0.0, (ending[0] if ending else time.monotonic()) + _GRACE - time.monotonic()))
@@ -306,7 +310,7 @@ def _end(process: subprocess.Popen, connection: Connection, errors: Any, ending:
     errors.close()
 
 
-def _tail(errors: Any, most: int = 400) -> str:
+def _tail(errors: IO[bytes], most: int = 400) -> str:
     errors.seek(0, os.SEEK_END)
     errors.seek(max(0, errors.tell() - most))
     return errors.read().decode(errors="replace").strip()

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zoo.jericho.priorzero.sqlite_cache import CacheFile
 
@@ -77,7 +77,7 @@ def object_names(adapter: JerichoAdapter, look: str, inventory: str) -> list[str
         if _is_recognised(reading) and reading not in held_readings:
             groups.setdefault(reading, []).append(word)
 
-    def merit(word: str) -> tuple:
+    def merit(word: str) -> tuple[bool, bool, int, int, str]:
         entry = adapter.dictionary[word[: adapter.word_length]]
         return (not entry.is_noun, entry.is_adj, ranked.get(word, len(ranked)), len(word), word)
 
@@ -146,7 +146,7 @@ class ValidActionStore(CacheFile):
         row = self._guarded(lambda: self._run("SELECT count(*) FROM described").fetchone())
         return int(row[0]) if row else 0
 
-    def _select(self, story: str, state: bytes):
+    def _select(self, story: str, state: bytes) -> Any:
         return self._run(
             "SELECT found FROM described WHERE story=? AND version=? AND state=?", (story, VERSION, state)
         ).fetchone()

@@ -99,7 +99,9 @@ class Release119Adapter(JerichoAdapter):
         self.restore(start)
         return list(groups.values())
 
-    def _after(self, start: Any, command: str, dice: tuple[int, int, int] | None) -> tuple[bytes, tuple, bytes]:
+    def _after(
+        self, start: Any, command: str, dice: tuple[int, int, int] | None
+    ) -> tuple[bytes, tuple[int, int, int], bytes]:
         self.restore(start)
         lib = self.env.frotz_lib
         if dice is not None:

@@ -21,18 +21,21 @@ def share_norms(model: nn.Module, group: RankGroup) -> None:
 def _forward(norm: Any, group: RankGroup, alone: Any, rows: torch.Tensor) -> torch.Tensor:
     """The normalised rows; every rank has equally many."""
     if not norm.training:
-        return alone(rows)  # type: ignore[no-any-return]
+        found: torch.Tensor = alone(rows)
+        return found
     others = [axis for axis in range(rows.dim()) if axis != 1]
     count = rows.numel() // rows.shape[1]
     variances, means = torch.var_mean(rows, others, correction=0)
-    table = _Gathered.apply(torch.stack([means, variances]), group)  # ranks, 2, channels
+    table: torch.Tensor = _Gathered.apply(torch.stack([means, variances]), group)  # type: ignore[no-untyped-call]  # ranks, 2, channels
     mean = table[:, 0].mean(0)
     variance = table[:, 1].mean(0) + (table[:, 0] - mean).square().mean(0)
     with torch.no_grad():
         _keep(norm, mean, variance, count * group.ranks)
     shape = [1, -1] + [1] * (rows.dim() - 2)
-    normal = (rows - mean.view(shape)) * (variance + norm.eps).rsqrt().view(shape)
-    return normal * norm.weight.view(shape) + norm.bias.view(shape) if norm.affine else normal
+    normal: torch.Tensor = (rows - mean.view(shape)) * (variance + norm.eps).rsqrt().view(shape)
+    if norm.affine:
+        normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
+    return normal
 
 
 def _keep(norm: Any, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
@@ -56,6 +59,6 @@ class _Gathered(torch.autograd.Function):
         return group.add_up(table)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         group: RankGroup = ctx.group
         return group.add_up(gradient.contiguous().clone())[group.rank], None

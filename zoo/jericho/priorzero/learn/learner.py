@@ -95,7 +95,7 @@ class Learner:
             tuple[int, int, int]
         ] = []  # the batch, the episode in it and the step that each begins with
         self._last_batch = -1  # whose episodes were stored last
-        self._new_segment = lambda: GameSegment(
+        self._new_segment: Callable[[], Any] = lambda: GameSegment(
             Discrete(cfg.model.action_space_size), game_segment_length=cfg.game_segment_length, config=cfg
         )
 

@@ -54,7 +54,7 @@ class RankGroup:
             if self._store is None:
                 self._store = dist.TCPStore(*address, None, False, self._join_timeout)
             store = dist.PrefixStore(f"generation {generation}", self._store)
-            store.set(f"rank {self.rank}", b"here")
+            store.set(f"rank {self.rank}", "here")
             store.wait([f"rank {rank}" for rank in range(self.ranks)], self._join_timeout)
             # One that dies between this and the last must not cost the others the time that a message may take.
             dist.init_process_group(

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 from lzero.mcts.buffer.game_buffer_unizero import UniZeroGameBuffer
+from numpy.typing import NDArray
 
 from zoo.jericho.priorzero.play.search import RootInput, TreeSearch
 
 
 class ReplayBuffer(UniZeroGameBuffer):
     """UniZeroGameBuffer that evicts whole padded segments and reanalyzes within the valid actions."""
+
+    game_pos_priorities: NDArray[Any]
 
     def _remove(self, excess_game_segment_index: int) -> None:
         """Drop the oldest segments and exactly their positions.

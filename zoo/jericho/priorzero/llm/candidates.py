@@ -138,7 +138,7 @@ class TokenTrie:
         """Tokens from the prompt to the node, the node's own included; [] for ROOT."""
         return [self.tokens[i] for i in self.ancestors(node)][::-1]
 
-    def reduce(self, node_log_probs: Sequence[float], reduction: Reduction) -> NDArray[Any]:
+    def reduce(self, node_log_probs: Sequence[float] | NDArray[Any], reduction: Reduction) -> NDArray[Any]:
         """Scores, float32 [candidates], from the log-probability of every node given its path; -inf where there are no tokens."""
         check_reduction(reduction)
         totals = np.zeros(len(self.tokens), np.float64)

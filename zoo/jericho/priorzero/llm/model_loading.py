@@ -30,12 +30,13 @@ def load_model(folder: str, dtype: torch.dtype) -> Any:
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
         )
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
+    model, info = loaded
     if info["missing_keys"]:
         raise ConfigError(
             f"the model {folder!r} lacks {len(info['missing_keys'])} weights, {min(info['missing_keys'])} for one"

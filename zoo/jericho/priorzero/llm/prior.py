@@ -284,4 +284,5 @@ def action_log_probs(actions: Sequence[str], scores: NDArray[Any], temperature: 
     best -= best.max()
     log_probs = best - math.log(np.exp(best).sum())
     with np.errstate(over="ignore"):  # what no float32 can hold is no probability
-        return (log_probs[group] - np.log(np.bincount(group))[group]).astype(np.float32)
+        shared: NDArray[Any] = (log_probs[group] - np.log(np.bincount(group))[group]).astype(np.float32)
+    return shared

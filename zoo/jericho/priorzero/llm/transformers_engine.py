@@ -271,7 +271,8 @@ class TransformersEngine:
             mine = full[i : i + 1]
             return torch.cat([mine[:, :, : row.past], mine[:, :, first : first + row.rest]], dim=2)
 
-        entry = KvEntry(row.tokens, [(own(layer.keys), own(layer.values)) for layer in cache.layers])
+        layers: list[Any] = cache.layers  # of attention, as _past makes them
+        entry = KvEntry(row.tokens, [(own(layer.keys), own(layer.values)) for layer in layers])
         self._store.put(row.key, entry)
 
     def _choose(self, logits: torch.Tensor, temperature: float) -> int:

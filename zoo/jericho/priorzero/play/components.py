@@ -135,7 +135,7 @@ class Parts:
         if self._prior is not None:
             values |= {f"prior_{key}": value for key, value in self._prior.statistics().items()}
             values["engine_restarts"] = getattr(self._engine, "restarts", 0)
-            servers = getattr(self._engine, "server_statistics", dict)()
+            servers: dict[str, Any] = getattr(self._engine, "server_statistics", dict)()
             values |= {f"engine_{key}": value for key, value in servers.items()}
         return {key: value for key, value in values.items() if isinstance(value, (int, float))}
 

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,7 +195,7 @@ class Player:
         if not games:
             return
         if self.encoder is None:
-            vectors: Sequence[NDArray[Any]] = [np.zeros(1, np.float32)] * len(games)
+            vectors: NDArray[Any] | list[NDArray[Any]] = [np.zeros(1, np.float32)] * len(games)
         else:
             vectors = self.encoder([observation_parts(game.obs, self._observation) for game in games])
         sound = finite_rows(np.asarray(vectors))
@@ -232,7 +232,7 @@ class Player:
                 (int(game.rng.choice(len(row), p=row)), row, 0.0, 0.0) for game, row in zip(games, uniform, strict=True)
             ]
         if style.mode == "llm":
-            rows = [_spread(game.prior, len(mask)) for game, mask in zip(games, masks, strict=True)]
+            rows = [_spread(cast(NDArray[Any], game.prior), len(mask)) for game, mask in zip(games, masks, strict=True)]
             return [
                 (_choose(row, style, game.rng, mask), row, 0.0, 0.0)
                 for game, row, mask in zip(games, rows, masks, strict=True)
@@ -436,7 +436,8 @@ def _in_slots(priors: Sequence[NDArray[Any] | None], slots: int) -> NDArray[Any]
 def _spread(log_probs: NDArray[Any], slots: int) -> NDArray[Any]:
     row = np.zeros(slots, dtype=np.float32)
     row[: len(log_probs)] = np.exp(log_probs)
-    return row / row.sum()
+    distribution: NDArray[Any] = row / row.sum()
+    return distribution
 
 
 def _choose(

@@ -87,7 +87,8 @@ def root_probabilities(
         mixed = weight * llm + (1 - weight) * wm
     else:
         mixed = next((side for side in (llm, wm) if side is not None), mask / mask.sum())
-    return (mixed / mixed.sum()).astype(np.float32)
+    found: NDArray[Any] = (mixed / mixed.sum()).astype(np.float32)
+    return found
 
 
 def softmax_over(logits: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any] | None:
@@ -99,11 +100,11 @@ def softmax_over(logits: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any] | Non
     if not usable.any():
         return None
     certain = usable & np.isposinf(logits)
-    if certain.any():
-        return certain / certain.sum()
-    weights = np.zeros(len(logits))
-    weights[usable] = np.exp(logits[usable] - logits[usable].max())
-    return weights / weights.sum()
+    weights = certain.astype(np.float64)
+    if not certain.any():
+        weights[usable] = np.exp(logits[usable] - logits[usable].max())
+    probabilities: NDArray[Any] = weights / weights.sum()
+    return probabilities
 
 
 def normalised_entropy(probabilities: NDArray[Any], mask: NDArray[Any]) -> float:

@@ -76,9 +76,9 @@ class TreeSearch:
         self.model.eval()
         games = len(roots)
         pool = self._pool(num_simulations + 1, games)
-        logits, values = self._infer_roots(roots, pool)
+        found, values = self._infer_roots(roots, pool)
         predicted = self._scalars(values)
-        logits = logits.cpu().numpy()
+        logits: NDArray[Any] = found.cpu().numpy()
         tree_logits = np.asarray(root_policy(logits), dtype=np.float32)
         legal = [np.flatnonzero(root.mask).tolist() for root in roots]
         tree, to_play = self._tree.roots(games, legal), [-1] * games
@@ -121,7 +121,8 @@ class TreeSearch:
         return self._infer_roots(roots, pool)[0].cpu().numpy()
 
     def _scalars(self, categorical: torch.Tensor) -> NDArray[Any]:
-        return self._to_scalar(categorical).reshape(-1).cpu().numpy()
+        scalars: NDArray[Any] = self._to_scalar(categorical).reshape(-1).cpu().numpy()
+        return scalars
 
     def _pool(self, nodes: int, games: int) -> _Pool:
         return _Pool(nodes, games, self._layers, self._heads, self.capacity, self._head_size, self.device)
@@ -173,7 +174,8 @@ class TreeSearch:
         return reward, self._head("policy", hidden), self._head("value", hidden)
 
     def _head(self, name: str, hidden: torch.Tensor) -> torch.Tensor:
-        return getattr(self.world_model, f"head_{name}").head_module(hidden)
+        found: torch.Tensor = getattr(self.world_model, f"head_{name}").head_module(hidden)
+        return found
 
     def _advance(
         self, tokens: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sizes: torch.Tensor
@@ -199,7 +201,8 @@ class TreeSearch:
             mixed = (weights @ values[:, layer, :, :end]).transpose(1, 2).reshape(games, count, width)
             x = x + attention.proj(mixed)
             x = x + block.mlp(block.ln2(x))
-        return self.world_model.transformer.ln_f(x)
+        found: torch.Tensor = self.world_model.transformer.ln_f(x)
+        return found
 
 
 class _Pool:
@@ -222,4 +225,5 @@ def _spread(visits: Sequence[float], legal: Sequence[int], slots: int) -> NDArra
     """Visit counts of the legal actions as a distribution over all slots."""
     full = np.zeros(slots, dtype=np.float32)
     full[legal] = visits
-    return full / max(full.sum(), 1e-6)
+    distribution: NDArray[Any] = full / max(full.sum(), 1e-6)
+    return distribution

@@ -76,7 +76,7 @@ class TextEncoder:
             if text in self._vectors:
                 self._vectors.move_to_end(text)
         known = found | {text: self._vectors[text] for text in wanted if text in self._vectors}
-        rows = np.stack([np.concatenate([known[part] for part in parts]) for parts in observations])
+        rows: NDArray[Any] = np.stack([np.concatenate([known[part] for part in parts]) for parts in observations])
         while len(self._vectors) > self._cache_size:
             self._vectors.popitem(last=False)
         return rows

@@ -69,5 +69,5 @@ def _slot_of(image: bytes, symbol: bytes) -> int | None:
     for offset, info, _ in struct.iter_unpack("<QQq", section(b".rela.plt")):
         start = struct.unpack_from("<I", symbols, 24 * (info >> 32))[0]
         if texts[start : texts.index(b"\0", start)] == symbol:
-            return offset
+            return int(offset)
     return None

@@ -335,7 +335,7 @@ def _engine_options(
         )
     if memory is not None and not 0 < memory <= 1:
         raise ConfigError(f"gpu_memory_utilization is {memory}, but must be more than 0 and at most 1")
-    given = {"tensor_parallel_size": tensor_parallel_size if tensor_parallel_size > 1 else None}
+    given: dict[str, Any] = {"tensor_parallel_size": tensor_parallel_size if tensor_parallel_size > 1 else None}
     given |= {"gpu_memory_utilization": memory, "dtype": dtype or None, "max_model_len": max_model_len or None}
     return {name: value for name, value in (given | {"enforce_eager": eager}).items() if value is not None}
 

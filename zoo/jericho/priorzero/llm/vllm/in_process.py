@@ -80,7 +80,8 @@ class InProcessTransport:
         """What `call` returns or raises; EngineFailure when the engine dies over it, where vLLM's object waits for ever."""
         if self._llm is None:
             raise EngineFailure("the engine is closed")
-        llm, results = self._llm, []
+        llm = self._llm
+        results: list[tuple[Any, Exception | None]] = []
 
         def run() -> None:
             try:

@@ -87,6 +87,7 @@ class PoolTransport:
             for (_, members), place in zip(episodes, places, strict=True):
                 for i in members:
                     if place is None:
+                        assert failure is not None
                         replies[i] = failure
                     else:
                         tried[i].append(place[0])
