@@ -1,10 +1,9 @@
 # Every target sets up .venv by itself when that is needed; `make help` lists them. `make train ARGS='--seed 1'` passes options on.
+# Linux only. Python 3.11 is looked for; `make PYTHON=/path/to/python3.11` names it.
 
 VENV := .venv
 STAMP := $(VENV)/.installed
 PY := $(VENV)/bin/python
-PYTHON ?= $(shell for p in python3.11 python3; do \
-	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo $$p && break; done)
 PARALLEL := -n 2
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
@@ -104,7 +103,7 @@ vllm-test: vllm ## the tests that need a real vLLM (CPU build; about 10 minutes)
 	$(PY) -m pytest -m vllm tests/zoo/priorzero/test_vllm.py
 
 game: ## compile the shipped game again (needs inform6) and check that it is the frozen one
-	$(PYTHON) zoo/jericho/priorzero/games/build.py
+	$(or $(PYTHON),python3) zoo/jericho/priorzero/games/build.py
 
 soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points, 100,000 parcels (about 25 minutes)
 	$(PY) -m pytest -m soak -p no:cacheprovider
@@ -120,7 +119,5 @@ clean: ## remove the environment and everything that was built
 	find $(wildcard lzero_async zoo tests benchmarks) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): requirements/stack.lock.txt requirements/dev.lock.txt requirements/install.py setup.py
-	@test -n "$(PYTHON)" || { echo "Python 3.11 is needed for the locked stack (LightZero has no wheels for 3.12 and newer); \
-	install it, or say where it is: make PYTHON=/path/to/python3.11"; exit 2; }
-	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@requirements/venv.sh $(VENV) $(PYTHON)
 	@$(PY) requirements/install.py $(STAMP)

@@ -25,6 +25,7 @@ setup(
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    classifiers=["Operating System :: POSIX :: Linux", "Programming Language :: Python :: 3"],
     python_requires=">=3.10",
     packages=find_packages(include=["lzero_async", "lzero_async.*", "zoo", "zoo.*"]),
     package_data={

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -138,6 +139,10 @@ def make_backend(
     if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
         raise ConfigError(f"preload is {preload!r}; it must be a list of names of modules.")
     if kind == "process":
+        if sys.platform != "linux":
+            raise ConfigError(
+                f"Processes need Linux, but this is {sys.platform}; use the backend 'thread' or a Linux machine."
+            )
         from lzero_async.workers.process import ProcessBackend
 
         return ProcessBackend(hang_timeout=hang_timeout, preload=preload)

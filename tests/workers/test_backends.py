@@ -61,6 +61,13 @@ def test_what_a_backend_is_exempt_from_is_a_check() -> None:
     assert all(check.__doc__ for check in conformance.CHECKS)
 
 
+def test_processes_elsewhere_than_on_linux_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match="Processes need Linux, but this is darwin; use the backend 'thread'"):
+        make_backend("process")
+    make_backend("thread").close()
+
+
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match="backend"):
         make_backend("carrier pigeon")
