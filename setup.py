@@ -8,6 +8,14 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 OWNED_BY_LIGHTZERO = {("zoo", "__init__"), ("zoo.jericho", "__init__")}
+RUNS = [
+    "numpy>=1.24",
+    "xxhash>=3.0",
+    "tensorboardX>=2.6",
+    "rich>=13",
+    "psutil>=5.9",
+    "matplotlib>=3.7",
+]
 
 
 class BuildPy(build_py):
@@ -51,40 +59,27 @@ setup(
         ],
     },
     extras_require={
+        # An application of your own: checkpoints, TensorBoard, the live view, the use of the machine, pictures.
+        "runs": RUNS,
         # LightZero has wheels for Python 3.10 and 3.11 only, and pip cannot resolve its stack: `lzero-async setup priorzero`
         # installs the tested set, requirements/stack.lock.txt, which the wheel carries.
         "priorzero": [
+            *RUNS,
             "LightZero==0.2.0; python_version < '3.12'",
             "DI-engine==0.5.3; python_version < '3.12'",
+            "gym>=0.25",
+            "tensorboard>=2.14",
             "jericho>=3.3.1",
             "torch>=2.0",
             "transformers>=4.40",
             "easydict>=1.13",
             "safetensors>=0.4",
-            "xxhash>=3.0",
-            "tensorboard>=2.14",
-            "tensorboardX>=2.6",
+            "httpx>=0.25",
             "gguf>=0.10",
             "accelerate>=1.0",
         ],
-        "mbpo": [
-            "torch>=2.0",
-            "gymnasium>=0.28,<1",
-            "easydict>=1.13",
-            "safetensors>=0.4",
-            "xxhash>=3.0",
-            "tensorboardX>=2.6",
-            "psutil>=5.9",
-        ],
-        "episode_ppo": [
-            "torch>=2.0",
-            "gymnasium>=0.28,<1",
-            "easydict>=1.13",
-            "safetensors>=0.4",
-            "xxhash>=3.0",
-            "tensorboardX>=2.6",
-            "psutil>=5.9",
-        ],
+        "mbpo": [*RUNS, "torch>=2.0", "gymnasium>=0.28,<1", "easydict>=1.13"],
+        "episode_ppo": [*RUNS, "torch>=2.0", "gymnasium>=0.28,<1", "easydict>=1.13"],
         # gymnasium 0.28's models are refused by newer versions of mujoco.
         "mujoco": ["mujoco==2.3.3", "imageio>=2.14"],
         # nasim needs tkinter as well, which comes with Python or from the system (python3-tk).
