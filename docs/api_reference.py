@@ -35,7 +35,7 @@ def signature(node: ast.FunctionDef | ast.AsyncFunctionDef, *, method: bool = Fa
     """The arguments with types and defaults, and what comes back; without `self` for a method."""
     arguments = ast.unparse(node.args)
     if method and not any(ast.unparse(mark) == "staticmethod" for mark in node.decorator_list):
-        arguments = re.sub(r"^(self|cls)(, )?(/, )?", "", arguments)
+        arguments = re.sub(r"^(self|cls|coordinator: \w+)(, )?(/, )?", "", arguments)
     back = (
         f" -> {ast.unparse(node.returns)}" if node.returns is not None and ast.unparse(node.returns) != "None" else ""
     )
@@ -66,7 +66,19 @@ def entry(node: Definition) -> list[str]:
             if not any(mark.endswith(".setter") for mark in marks):
                 said = first_sentence(item)
                 lines.append(f"  - `.{item.name}{shape}`" + (f": {said}" if said else ""))
+        elif isinstance(item, ast.Assign) and (method := _taken_over(item)) is not None:
+            lines.append(
+                f"  - `.{ast.unparse(item.targets[0])}{signature(method, method=True)}`: {first_sentence(method)}"
+            )
     return lines
+
+
+def _taken_over(node: ast.Assign) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The function that a class takes over as a method: `run = loop.run`, of a module of `core`."""
+    module, _, name = ast.unparse(node.value).partition(".")
+    path = source(f"core.{module}")
+    found = public_names(f"core.{module}").get(name) if name and path.exists() else None
+    return None if isinstance(found, ast.ClassDef) else found
 
 
 def public_names(module: str) -> dict[str, Definition]:

@@ -168,7 +168,6 @@ def arguments(function: Callable[..., Any], skip: Iterable[str]) -> list[str]:
 def config_reference() -> str:
     """The page docs/config-reference.md."""
     from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Recovery
-    from lzero_async.core.loop import run
     from zoo.episode_ppo import options as ppo
     from zoo.mbpo import options as mbpo
 
@@ -190,7 +189,8 @@ def config_reference() -> str:
     for group in (Bound, Recovery, Adaptation):
         lines += [f"### `{group.__name__}(...)`", "", *arguments(group, set())]
     lines += ["## `coordinator.run(...)`", ""]
-    lines += arguments(run, {"coordinator"})
+    lines += arguments(AsyncTrainingCoordinator.run, {"coordinator"})
+    lines += ["## `coordinator.batches(...)`", "", *arguments(AsyncTrainingCoordinator.batches, {"coordinator"})]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -115,6 +115,24 @@ class LearnerState(Protocol):
         """Go back to such a copy."""
 
 
+class CollectWorker(Protocol):
+    """A worker that is given as a collector: `collect(version, state, stop=)` of its role returns the data of one batch, played
+    with that version of the weights (`state` is None without `get_weights`). One that has died is restarted."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be called."""
+
+    def call(self, method: str, *args: Any, stop: StopSignal | None = None) -> Any:
+        """Call a method of the role."""
+
+    def restart(self) -> object:
+        """Make the role again."""
+
+    def wait_until_ready(self, stop: StopSignal | None = None) -> object:
+        """Wait until the role is made, or the stop is set."""
+
+
 class Waiter(Protocol):
     """A place for one thread to wait in, once."""
 

@@ -6,14 +6,16 @@ import asyncio
 import copy
 import logging
 import os
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from lzero_async.clock import RealClock
+from lzero_async.core import batches, loop
 from lzero_async.core.activity import RoleActivity
 from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
 from lzero_async.core.coroutines import FutureWaiter, is_coroutine_function, run_awaitable
@@ -57,9 +59,6 @@ from lzero_async.validation import (
     warn_about_collectors,
     whole_number,
 )
-
-if TYPE_CHECKING:
-    from lzero_async.types import RunResult
 
 LEFT_BEHIND_PATIENCE: Final = 0.5
 log = logging.getLogger("lzero_async")
@@ -329,7 +328,7 @@ class AsyncTrainingCoordinator:
     def training(self, *, timeout: float | None = None) -> HeldTrain:
         """`with coordinator.training() as batch:` waits for a batch; after the block it is counted as trained, and the
         weights are published. An exception leaves it first in line. Also for `async with`; there are no `train_retries`."""
-        self._raise_background_failure()
+        self.raise_background_failure()
         return HeldTrain(TrainStage(self._parts, None), time_limit("timeout", timeout))
 
     def report(self, result: TrainReport | float) -> None:
@@ -340,8 +339,13 @@ class AsyncTrainingCoordinator:
         """Evaluate: in the learner's turn, returning `fn`'s result; or, with `enable_async_eval`, in the background,
         returning None at once (see `poll_eval` and `wait_for_eval`)."""
         time_limit("timeout", timeout)
-        self._raise_background_failure()
+        self.raise_background_failure()
         if not self.enable_async_eval:
+            if self._parts.block_of == threading.get_ident():
+                raise LzeroAsyncError(
+                    "A block of this thread trains, so the learner's turn is taken; evaluate without run_eval, or set "
+                    "enable_async_eval."
+                )
             return self.pass_through(EvalStage(self._parts, None), fn, with_context, timeout)
         if is_coroutine_function(fn):
             return self._submit_from_loop(fn, with_context, timeout)
@@ -390,17 +394,8 @@ class AsyncTrainingCoordinator:
         """Wait until no background evaluation runs or is queued; return as `poll_eval` does."""
         return self.evaluator.wait(time_limit("timeout", timeout))
 
-    def run(
-        self,
-        collect_fn: Callable[..., Any],
-        train_fn: Callable[..., Any],
-        eval_fn: Callable[..., Any] | None = None,
-        **options: Any,
-    ) -> RunResult:
-        """The whole loop; see `lzero_async.core.loop.run`, which this calls."""
-        from lzero_async.core.loop import run
-
-        return run(self, collect_fn, train_fn, eval_fn, **options)
+    run = loop.run
+    batches = batches.batches
 
     # -- numbers and state -----------------------------------------------------------------------------------------------
 
@@ -507,7 +502,7 @@ class AsyncTrainingCoordinator:
                 "at context.stop.is_set().",
                 stacklevel=2,
             )
-        self._raise_background_failure()
+        self.raise_background_failure()
 
     def __enter__(self) -> AsyncTrainingCoordinator:
         return self
@@ -589,7 +584,8 @@ class AsyncTrainingCoordinator:
             self._keeper.gate.version if snapshot is None else snapshot.version, snapshot, self._keeper.signal
         )
 
-    def _raise_background_failure(self) -> None:
+    def raise_background_failure(self) -> None:
+        """Raise the exception of a background evaluation that nobody has seen yet."""
         if self.evaluator.failed:
             self.evaluator.last()
 

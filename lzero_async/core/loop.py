@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from lzero_async.core.coordinator import AsyncTrainingCoordinator
+from lzero_async.core.collectors import Collect, CollectorSession
 from lzero_async.core.coroutines import is_coroutine_function, running_loop
 from lzero_async.core.evaluator import Scores
+from lzero_async.core.session import GRACE
 from lzero_async.core.settings import refuse_coroutine
-from lzero_async.core.signals import OrderlyStop
-from lzero_async.core.stages import Stage
-from lzero_async.errors import ConfigError, GateTimeout, Stopped, tell_refusal
+from lzero_async.errors import ConfigError, GateTimeout, Stopped
 from lzero_async.threads import LoopRunner
 from lzero_async.types import BackgroundContext, EvalContext, EvalResult, RunResult
-from lzero_async.validation import backoff, one_of, time_limit, whole_number
+from lzero_async.validation import one_of, whole_number
+
+if TYPE_CHECKING:
+    from lzero_async.core.coordinator import AsyncTrainingCoordinator
 
 ON_STOP: Final = ("finish", "abandon")
-GRACE: Final = 0.5
 log = logging.getLogger("lzero_async")
 
 
 def run(
     coordinator: AsyncTrainingCoordinator,
-    collect_fn: Callable[..., Any],
+    collect: Collect,
     train_fn: Callable[..., Any],
     eval_fn: Callable[..., Any] | None = None,
     *,
@@ -48,10 +47,11 @@ def run(
 ) -> RunResult:
     """Run until a stop condition holds; return why, with the statistics and the best and last evaluation.
 
-    `collect_fn(CollectContext)` returns the data of one batch, or None if it has nothing to train on, `train_fn(Batch)`
-    trains on it, `eval_fn(EvalContext)` returns a score; each is a plain callable or a coroutine function. At degree 0 all
-    of them run in the calling thread in strict turn; above, collectors and learner each have a thread and the calling
-    thread watches them.
+    `collect(CollectContext)` returns the data of one batch, or None if it has nothing to train on; instead of a function
+    it may be a list of `num_collectors` workers whose roles have `collect(version, state, stop)`: one that has died is
+    restarted if `on_failure` is `restart`. `train_fn(Batch)` trains on it, `eval_fn(EvalContext)` returns a score; each
+    function is plain or a coroutine function. At degree 0 all of them run in the calling thread in strict turn; above,
+    collectors and learner each have a thread and the calling thread watches them.
 
     eval_every: trains between evaluations (0: none). max_train, max_collect: counts to reach, those before a resume
     included; no collect is started that they leave no use for. max_seconds: of the clock. stop_fn: asked before
@@ -69,13 +69,13 @@ def run(
         raise ConfigError(f"eval_target is {eval_target!r}, but there is no eval_fn to reach it; pass one.")
     one = _Run(
         coordinator,
-        collect_fn,
+        collect,
         train_fn,
         eval_fn,
         eval_every=whole_number("eval_every", eval_every, 0),
-        max_train=None if max_train is None else whole_number("max_train", max_train, 0),
-        max_collect=None if max_collect is None else whole_number("max_collect", max_collect, 0),
-        max_seconds=time_limit("max_seconds", max_seconds, zero=False),
+        max_train=max_train,
+        max_collect=max_collect,
+        max_seconds=max_seconds,
         stop_fn=stop_fn,
         scores=Scores(eval_target, on_eval),
         after_train=after_train,
@@ -91,29 +91,24 @@ def run(
         raise
 
 
-class _Run:
+class _Run(CollectorSession):
     """One call of `run`."""
 
     def __init__(
         self,
         coordinator: AsyncTrainingCoordinator,
-        collect_fn: Callable[..., Any],
+        collect: Collect,
         train_fn: Callable[..., Any],
         eval_fn: Callable[..., Any] | None,
         *,
         eval_every: int,
-        max_train: int | None,
-        max_collect: int | None,
-        max_seconds: float | None,
         stop_fn: Callable[[], bool] | None,
         scores: Scores,
-        after_train: Callable[[], None] | None,
-        on_restart: Callable[[int, Exception], None] | None,
-        on_retire: Callable[[int], None] | None,
+        after_train: Callable[[], object] | None,
         background: dict[str, Callable[[BackgroundContext], object]],
-        patient: bool,
+        **session: Any,
     ) -> None:
-        for name, fn in (("collect_fn", collect_fn), ("train_fn", train_fn), ("eval_fn", eval_fn)):
+        for name, fn in (("train_fn", train_fn), ("eval_fn", eval_fn)):
             if not callable(fn) and not (name == "eval_fn" and fn is None):
                 raise ConfigError(f"{name} is {fn!r}; it must be a function.")
         if eval_every and eval_fn is None:
@@ -133,46 +128,30 @@ class _Run:
                 "runs in turn; set the degree to at least 1, or do their work in train_fn."
             )
         callbacks = {
-            "stop_fn": stop_fn, "on_eval": scores.on_eval, "after_train": after_train, "on_restart": on_restart,
-            "on_retire": on_retire, **{f"background role {name!r}": role for name, role in background.items()},
+            "stop_fn": stop_fn, "on_eval": scores.on_eval, "after_train": after_train,
+            **{f"background role {name!r}": role for name, role in background.items()},
         }  # fmt: skip
         for name, callback in callbacks.items():
             refuse_coroutine(name, callback)
-        asynchronous = any(is_coroutine_function(fn) for fn in (collect_fn, train_fn, eval_fn) if fn is not None)
+        asynchronous = any(is_coroutine_function(fn) for fn in (collect, train_fn, eval_fn) if fn is not None)
         if asynchronous and running_loop() is not None:
             raise ConfigError(
-                "run() would block this event loop, which its coroutine functions may need; call it with "
-                "`await asyncio.to_thread(coordinator.run, ...)`."
+                "run() would block this event loop, which its coroutine functions may need; use "
+                "`await coordinator.run_async(...)`."
             )
-        self.coordinator = coordinator
-        self.keeper = coordinator._keeper
-        self.signal = self.keeper.signal
-        self.clock = coordinator.clock
-        self.collect_fn, self.train_fn = collect_fn, train_fn
+        super().__init__(coordinator, collect, **session)
+        self.train_fn = train_fn
         self.eval_fn = None if eval_fn is None else scores.confirming(eval_fn)
-        self.eval_every, self.max_train, self.max_collect = eval_every, max_train, max_collect
-        self.max_seconds = max_seconds
-        self.deadline: float | None = None
+        self.eval_every = eval_every
         self.stop_fn, self.scores, self.after_train = stop_fn, scores, after_train
-        self.on_restart, self.on_retire = on_restart, on_retire
         self.background = background
-        self.patient = patient
-        self.reason = ""
-        self.over = self.hurried = False
-        self.signals = OrderlyStop(self._request_stop)
-        self.failure: BaseException | None = None
-        self.runners: list[LoopRunner] = []
-        self.logged: set[type[Exception]] = set()
-        self.collectors_left = coordinator.num_collectors
-        self.proven: set[int] = set()  # collectors that have collected
-        self.rejections: Counter[int] = Counter()  # in a row, by collector
 
     def run(self, handle_signals: bool, print_statistics: bool) -> RunResult:
         coordinator = self.coordinator
         try:
             coordinator.begin_run(self)
             self._try_to_work(handle_signals)
-            self._wind_up()
+            self._shut_down()
             if print_statistics:
                 coordinator.print_statistics()
         except BaseException as error:  # refused, or interrupted between any two lines
@@ -180,7 +159,7 @@ class _Run:
             if not coordinator.is_run_by(self):
                 raise
             self._fail(error)
-            self._wind_up()
+            self._shut_down()
         if self.failure is not None:
             raise self.failure
         reason = "closed" if self.signal.closed else self.reason
@@ -194,38 +173,16 @@ class _Run:
 
     def _work(self, handle_signals: bool) -> None:
         """From the first stage to the last."""
-        coordinator = self.coordinator
-        self.keeper.begin_run(self.max_collect, self.max_train)
-        coordinator.publish()
-        self.deadline = None if self.max_seconds is None else self.clock.now() + self.max_seconds
-        if handle_signals:
-            self.signals.install()
-        if coordinator.is_synchronous:
+        self.begin(handle_signals)
+        if self.coordinator.is_synchronous:
             self._learn(here=True)
         else:
             self._start_roles()
             self._supervise()
         self._await_evaluation()
 
-    def _wind_up(self) -> None:
-        """Leave nothing running that can be ended, deliver what has arrived, and make the coordinator usable again. After an
-        interrupt it is done once more."""
-        coordinator = self.coordinator
-        self.keeper.heal()
-        self.signals.restore()
-        coordinator.stop(self.reason or "the run has ended", patient=False)
-        for runner in self.runners:
-            runner.cancel()
-        if self.failure is not None and not self.hurried:
-            coordinator.threads.join(GRACE)
-        coordinator.evaluator.abandon(self, 0.0)
-        self.over = True
-        try:
-            self.scores.deliver()
-        except BaseException as error:
-            self._fail(error)
-        self.keeper.set_limits(None, None)
-        coordinator.end_run()
+    def deliver(self) -> None:
+        self.scores.deliver()
 
     # -- the learner: the loop itself ----------------------------------------------------------------------------------
 
@@ -254,36 +211,9 @@ class _Run:
             runner.close()
             coordinator.stop(self.reason or "the learner ended", patient=self.patient)
 
-    def _ended(self) -> bool:
-        coordinator, gate, left = self.coordinator, self.keeper.gate, self._time_left()
-        if self.signal.is_set():
-            self._end(self.signal.stop_reason)
-        elif self.max_train is not None and coordinator.train_count >= self.max_train:
-            self._end("max_train")
-        elif self._all_collected() and not (gate.waiting or gate.tickets):
-            self._end("max_collect")
-        elif left is not None and left <= 0:
-            self._end("max_seconds")
-        return bool(self.reason)
-
-    def _all_collected(self) -> bool:
-        return self.max_collect is not None and self.coordinator.collect_count >= self.max_collect
-
     def _asked_to_stop(self) -> bool:
         if self.stop_fn is not None and self.stop_fn():
             self._end("stop_fn")
-        return bool(self.reason)
-
-    def _end(self, reason: str) -> None:
-        self.reason = self.reason or reason
-
-    def _time_left(self) -> float | None:
-        return None if self.deadline is None else self.deadline - self.clock.now()
-
-    def _time_is_over(self) -> bool:
-        left = self._time_left()
-        if left is not None and left <= 0:
-            self._end("max_seconds")
         return bool(self.reason)
 
     def _evaluate_if_due(self, runner: LoopRunner) -> None:
@@ -312,115 +242,6 @@ class _Run:
         value = self._call(runner, coordinator.eval_stage(self), _noting(self.eval_fn, seen), self._time_left())
         self.eval_ended(EvalResult(seen[0].version, value, self.clock.now() - start, seen[0].snapshot), None)
 
-    # -- collectors ----------------------------------------------------------------------------------------------------
-
-    def _collect_here(self, runner: LoopRunner) -> bool:
-        """Degree 0: collect the batch to train next, unless one is owed; return whether there is one."""
-        failures = 0
-        while not self.keeper.gate.waiting and not self._ended():
-            failures = self._collect_once(0, runner, failures, self._time_left())
-        return bool(self.keeper.gate.waiting)
-
-    def _collect_on_and_on(self, worker: int) -> None:
-        """The body of a collector thread."""
-        runner = self._new_runner()
-        failures = 0
-        try:
-            while True:
-                failures = self._collect_once(worker, runner, failures)
-        except Stopped as error:
-            if error.origin is not self.signal:
-                raise
-        except Exception as error:
-            if not self._retire(worker, error, failures + 1):
-                raise
-        finally:
-            runner.close()
-
-    def _retire(self, worker: int, error: Exception, failures: int) -> bool:
-        """A collector failed too often, or could not be restarted: go on without it if another one is left; return whether."""
-        keeper, coordinator = self.keeper, self.coordinator
-        with keeper.lock:
-            hopeless = self.collectors_left <= 1 or self._is_refused(worker, error, 0)
-            if coordinator.recovery.on_failure != "restart" or self.signal.is_set() or hopeless:
-                return False
-            self.collectors_left -= 1
-            keeper.recorder.sums["retired"] += 1
-        log.error("collector %d failed %s and is retired; the others go on: %r", worker,
-                  f"{failures} times in a row" if failures > 1 else "once", error)  # fmt: skip
-        if self.on_retire is not None:
-            self.on_retire(worker)
-        return True
-
-    def _collect_once(self, worker: int, runner: LoopRunner, failures: int, timeout: float | None = None) -> int:
-        """Collect one batch; return the failures in a row. By `on_failure`, a failure ends the run or costs a pause."""
-        coordinator = self.coordinator
-        try:
-            data = self._call(runner, coordinator.collect_stage(worker, self), self.collect_fn, timeout)
-            self.proven.add(worker)
-        except Exception as error:
-            if getattr(error, "origin", None) is self.signal:
-                raise
-            if self._is_refused(worker, error, failures):
-                raise
-            self._pause_after(f"collector {worker}", error, failures)
-            if self.on_restart is not None:
-                self.on_restart(worker, error)
-            return failures + 1
-        self.rejections[worker] = 0 if data is not None else self.rejections[worker] + 1
-        if data is None:
-            self._pause_after_rejection(worker)
-        return 0
-
-    def _pause_after_rejection(self, worker: int) -> None:
-        """A collect returned None. From `max_restarts` in a row on, wait as after a failure, but for ever again."""
-        coordinator, rejections = self.coordinator, self.rejections[worker]
-        times = rejections - max(1, coordinator.recovery.max_restarts)
-        if times >= 0:
-            pause = self._pause(times)
-            log.warning(
-                "collector %d returned None %d times in a row; it collects again in %.3g s", worker, rejections, pause
-            )
-            self._wait(pause)
-
-    def _pause_after(self, who: str, error: Exception, failures: int) -> None:
-        """A role failed: by `on_failure`, raise that, or count and log it and wait for its back-off."""
-        coordinator, keeper = self.coordinator, self.keeper
-        tell_refusal(error)
-        if coordinator.recovery.on_failure == "restart" and self.signal.is_set():  # its work was to be given up anyway
-            log.warning("%s failed while the run was stopping: %r", who, error)
-            self.signal.raise_if_set()
-        if coordinator.recovery.on_failure != "restart" or failures >= coordinator.recovery.max_restarts:
-            raise error
-        pause = self._pause(failures)
-        log.warning(
-            "%s failed (%r); restart %d of at most %d in %.3g s",
-            who, error, failures + 1, coordinator.recovery.max_restarts, pause, exc_info=self._first_of_its_kind(error),
-        )  # fmt: skip
-        with keeper.lock:
-            keeper.recorder.sums["restarts"] += 1
-        self._wait(pause)
-
-    def _pause(self, times: int) -> float:
-        """Seconds to wait after so many pauses in a row, at most until the time of the run is over."""
-        pause, left = backoff(self.coordinator.recovery.restart_backoff, times), self._time_left()
-        return pause if left is None else min(pause, max(0.0, left))
-
-    def _wait(self, seconds: float) -> None:
-        if self.signal.wait(seconds):
-            self.signal.raise_if_set()
-
-    def _is_refused(self, worker: int, error: Exception, failures: int) -> bool:
-        """Whether a collector cannot be used at all. What cannot be used does not become usable; but of one that had come
-        further before, the same words may pass: a server that it needs is starting again, say."""
-        return isinstance(error, ConfigError) and not failures and worker not in self.proven
-
-    def _first_of_its_kind(self, error: Exception) -> Exception | None:
-        """The error if its traceback was not logged yet: one per type is enough to read."""
-        known = type(error) in self.logged
-        self.logged.add(type(error))
-        return None if known else error
-
     # -- background roles ----------------------------------------------------------------------------------------------
 
     def _work_on_and_on(self, name: str) -> None:
@@ -448,70 +269,10 @@ class _Run:
     def _start_roles(self) -> None:
         threads = self.coordinator.threads
         threads.failures.clear()
-        for worker in range(self.coordinator.num_collectors):
-            threads.start(f"collector-{worker}", partial(self._collect_on_and_on, worker))
+        self.start_collectors()
         for name in self.background:
             threads.start(name, partial(self._work_on_and_on, name))
         threads.start("learner", partial(self._learn, here=False))
-
-    def _supervise(self) -> None:
-        """Wait for the roles to end; when one failed or the stop is not patient, only for a moment."""
-        threads, signal = self.coordinator.threads, self.signal
-        hurry: float | None = None
-        changes = 0
-        while threads.alive():
-            if self._time_is_over() and not signal.is_set():
-                self.coordinator.stop(self.reason, patient=self.patient)
-            failed = bool(threads.failures or self.failure)
-            if hurry is None and (failed or signal.closed or (signal.is_set() and not self.patient)):
-                self.hurried = True
-                hurry = self.clock.now() + GRACE
-                if signal.is_set() and not failed:
-                    self._end(signal.stop_reason)
-                self.coordinator.stop("another role failed", patient=False)
-                for runner in self.runners:
-                    runner.cancel()
-            left = None if hurry is None else hurry - self.clock.now()
-            if left is None and not signal.is_set():
-                left = self._time_left()
-            elif left is not None and left <= 0:
-                log.warning("left behind, still inside their functions: %s", ", ".join(threads.alive()))
-                break
-            changes = threads.wait_for_change(changes, left)
-        for error in threads.failures:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        """Keep the first failure; the run raises it."""
-        if self.failure is None:
-            self.failure = error
-        elif error is not self.failure:
-            log.error("another role failed too: %r", error, exc_info=error)
-
-    def _request_stop(self, reason: str) -> None:
-        if self.over:
-            return
-        self._end(reason)
-        self.coordinator.stop(reason, patient=self.patient)
-        if not self.patient:
-            for runner in self.runners:
-                runner.cancel()
-
-    def _new_runner(self) -> LoopRunner:
-        runner = LoopRunner()
-        self.runners.append(runner)
-        return runner
-
-    def _call(self, runner: LoopRunner, stage: Stage, fn: Any, timeout: float | None = None) -> Any:
-        """Run a stage; if its function is a coroutine function, on the thread's own event loop."""
-        passing = self.coordinator.pass_through(stage, fn, True, timeout)
-        if not is_coroutine_function(fn):
-            return passing
-        try:
-            return runner.run(passing)
-        except asyncio.CancelledError:
-            self.signal.raise_if_set()
-            raise
 
     # -- evaluations ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -131,6 +132,15 @@ class HeldTrain(Held[Batch]):
         super().__init__(stage, timeout)
         stage.retries = 0  # a block cannot be run again
         stage.parts.report = None
+
+    def __enter__(self) -> Batch:
+        batch = super().__enter__()
+        self._stage.parts.block_of = threading.get_ident()
+        return batch
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stage.parts.block_of = -1
+        super().__exit__(kind, error, tb)
 
     def _given(self) -> Batch:
         batch: Batch = self._stage.context()

@@ -49,6 +49,7 @@ class StageParts:
         self.get_weights, self.on_publish, self.after = get_weights, on_publish, after
         self.retries, self.learner = retries, learner
         self.report: Any = None  # of a train that is a block
+        self.block_of = -1  # the thread whose block trains
 
 
 class Stage(Holder):

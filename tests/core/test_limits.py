@@ -39,7 +39,7 @@ class States:
         cases: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
             "all collected, a long queue left": (35, {"max_collect": 30}, {"train_fn": self.seconds(1.0)}),
             "a queue of 500": (4, {}, {"train_fn": slow, **long_queue}),
-            "in a collect": (2, {}, {"collect_fn": slow}),
+            "in a collect": (2, {}, {"collect": slow}),
             "in a train": (2, {}, {"train_fn": slow}),
             "in an evaluation": (2, evaluated, {}),
             "in a train, an evaluation due": (2, {**evaluated, "eval_every": 3}, {"train_fn": self.seconds(6.9)}),
@@ -47,16 +47,16 @@ class States:
             "a background evaluation waits for another": (
                 2, evaluated, {"enable_async_eval": True, "eval_overlap": "wait"},
             ),
-            "collectors back off": (2, {}, {"collect_fn": self.fails, **failing}),
+            "collectors back off": (2, {}, {"collect": self.fails, **failing}),
             "a background role works": (2, {"background": {"other": slow}}, {}),
             "a background role backs off": (2, {"background": {"other": self.fails}}, failing),
             "a train is tried again and again": (2, {}, {"train_fn": self.fails_late, **tries}),
-            "in turn": (0, {}, {"collect_fn": slow, "train_fn": slow}),
+            "in turn": (0, {}, {"collect": slow, "train_fn": slow}),
             "in turn, in an evaluation": (0, evaluated, {"train_fn": slow}),
-            "in turn, a collector backs off": (0, {}, {"collect_fn": self.fails, **failing}),
+            "in turn, a collector backs off": (0, {}, {"collect": self.fails, **failing}),
         }  # fmt: skip
         degree, run, settings = cases[name]
-        run = {"collect_fn": settings.pop("collect_fn", quick), "train_fn": settings.pop("train_fn", quick), **run}
+        run = {"collect": settings.pop("collect", quick), "train_fn": settings.pop("train_fn", quick), **run}
         return degree, run, settings
 
     def fails_late(self, *context: Any) -> None:

@@ -59,7 +59,7 @@ _CORE: Final = (
 AREAS: Final = {
     "gate": Area("lzero_async", ("gate.py",), _CORE),
     "gatekeeper": Area("lzero_async", ("gatekeeper.py", "stopping.py", "shell.py"), _CORE),
-    "loop": Area("lzero_async", ("loop.py",), _CORE),
+    "loop": Area("lzero_async", ("loop.py", "session.py", "collectors.py"), _CORE),
     "resume": Area("lzero_async", ("resume.py",), _CORE),
     "parcels": Area(
         "lzero_async", ("parcels.py",), ("test_parcels", "test_weights", "test_backends", "test_parcel_stress")

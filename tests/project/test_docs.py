@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Recovery
-from lzero_async.core.loop import run
 from tests.project.docs_blocks import ROOT, BadBlock, Piece, check_arguments, pages, pieces, pieces_of, summary
 from tests.project.docs_running import Scratch
 
@@ -172,11 +171,11 @@ def test_the_readme_is_short() -> None:
 
 def test_the_reference_names_every_argument() -> None:
     reference = (ROOT / "docs" / "reference.md").read_text()
-    for function in (AsyncTrainingCoordinator.__init__, Bound, Recovery, Adaptation, run):
+    for function in (AsyncTrainingCoordinator.__init__, Bound, Recovery, Adaptation, AsyncTrainingCoordinator.run, AsyncTrainingCoordinator.batches):
         names = set(inspect.signature(function).parameters) - {
             "self",
             "coordinator",
-            "collect_fn",
+            "collect",
             "train_fn",
             "eval_fn",
         }

@@ -223,7 +223,7 @@ class Trainer(ScoredApplication):
         self._busy_before = self.pool.statistics().busy_seconds
         max_train, max_collect = self._limits()
         return dict(
-            collect_fn=self.collect,
+            collect=self.collect,
             eval_fn=None if self.evaluator is None else self.evaluate,
             eval_every=options.eval_every,
             max_train=max_train,

@@ -251,7 +251,7 @@ class Trainer(ScoredApplication):
     def _loop(self) -> dict[str, Any]:
         options, evaluates = self.options, self.evaluator is not None
         return dict(
-            collect_fn=self.collectors.collect,
+            collect=self.collectors.collect,
             eval_fn=self.evaluate if evaluates else None,
             eval_every=options.eval_every if evaluates else 0,
             max_collect=self._max_collect(),

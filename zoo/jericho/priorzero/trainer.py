@@ -342,7 +342,7 @@ class PriorZero(Application):
     def _loop(self) -> dict[str, Any]:
         run = self.options.run_config
         return dict(
-            collect_fn=self.collect,
+            collect=self.collect,
             eval_fn=self.evaluate if run.eval_every and run.eval_modes else None,
             eval_every=run.eval_every if run.eval_modes else 0,
             max_train=run.max_iter or None,
