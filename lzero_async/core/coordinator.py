@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from lzero_async.clock import RealClock
-from lzero_async.core import batches, loop
+from lzero_async.core import batches, coroutines, loop
 from lzero_async.core.activity import RoleActivity
 from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
 from lzero_async.core.coroutines import FutureWaiter, is_coroutine_function, run_awaitable
@@ -395,6 +395,7 @@ class AsyncTrainingCoordinator:
         return self.evaluator.wait(time_limit("timeout", timeout))
 
     run = loop.run
+    run_async = coroutines.run_async
     batches = batches.batches
 
     # -- numbers and state -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,11 @@ from lzero_async.clock import RealClock
 from lzero_async.core.gate import Ticket
 from lzero_async.core.gatekeeper import MakeWaiter, Parked
 from lzero_async.errors import ConfigError
-from lzero_async.types import Clock
+from lzero_async.threads import ThreadGroup
+from lzero_async.types import Clock, RunResult
 
 if TYPE_CHECKING:
+    from lzero_async.core.coordinator import AsyncTrainingCoordinator
     from lzero_async.core.stages import Stage
 
 
@@ -116,3 +119,37 @@ async def leave_awaiting(stage: Stage, timeout: float | None) -> None:
     left = stage.leave(stage.result[0], waiters_of(stage.keeper.clock))
     if isinstance(left, Parked):
         await pause(stage, left, timeout)
+
+
+async def run_async(
+    coordinator: AsyncTrainingCoordinator,
+    collect: Any,
+    train_fn: Callable[..., Any],
+    eval_fn: Callable[..., Any] | None = None,
+    **options: Any,
+) -> RunResult:
+    """`run` for an event loop, which it does not block: the whole run has threads of its own, coroutine functions included.
+
+    Cancelling the task stops the run in order, as `on_stop` says, and waits for its end; cancelling it once more abandons
+    what runs. The options are those of `run`; signals are the event loop's.
+    """
+    waiters_of(coordinator.clock)
+    done: Future[RunResult] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(coordinator.run(collect, train_fn, eval_fn, **options))
+        except BaseException as error:
+            done.set_exception(error)
+
+    ThreadGroup(coordinator.clock, "lzero").start("run", run)
+    ending, cancelled = asyncio.wrap_future(done), None
+    while not ending.done():
+        try:
+            await asyncio.wait((ending,))
+        except asyncio.CancelledError as error:
+            coordinator.stop("cancelled", patient=cancelled is None and options.get("on_stop") != "abandon")
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from ending.exception()
+    return ending.result()

@@ -83,7 +83,7 @@ class Gatekeeper:
         self._max_collect: int | None = None
         self._max_train: int | None = None
         self._limited = False
-        self._patient = False
+        self.patient = False
         self._orphans: deque[Callable[[], None]] = deque()
         self._starved = False
         self._failures: set[type[BaseException]] = set()  # of trains that were tried again
@@ -396,7 +396,7 @@ class Gatekeeper:
         or another collect still runs that could make room; otherwise they are abandoned now. Closing is for good."""
         with self.lock:
             self.signal.set(error)
-            self._patient = patient and not self.signal.closed
+            self.patient = patient and not self.signal.closed
             for kind in ("collect", "train", "eval"):
                 while self._lines[kind]:
                     self._release(self._lines[kind][0])
@@ -461,7 +461,7 @@ class Gatekeeper:
             return True
         if self.signal.error is None:
             return False
-        if self._patient and (self.gate.running in ("train", "replay") or len(self.gate.tickets) > len(line)):
+        if self.patient and (self.gate.running in ("train", "replay") or len(self.gate.tickets) > len(line)):
             return False
         for parked in line:
             assert parked.ticket is not None

@@ -119,7 +119,7 @@ class Session:
             if self._time_is_over() and not signal.is_set():
                 self.coordinator.stop(self.reason, patient=self.patient)
             failed = bool(threads.failures or self.failure)
-            if hurry is None and (failed or signal.closed or (signal.is_set() and not self.patient)):
+            if hurry is None and (failed or signal.closed or (signal.is_set() and not self.keeper.patient)):
                 self.hurried = True
                 hurry = self.clock.now() + GRACE
                 if signal.is_set() and not failed:

@@ -363,7 +363,10 @@ def test_a_coroutine_on_a_virtual_clock_is_refused() -> None:
 
 def test_run_with_coroutine_functions_inside_an_event_loop_says_what_to_do() -> None:
     async def main() -> None:
-        with AsyncTrainingCoordinator(0) as coordinator, pytest.raises(ConfigError, match=r"asyncio\.to_thread"):
+        with (
+            AsyncTrainingCoordinator(0) as coordinator,
+            pytest.raises(ConfigError, match=r"await coordinator\.run_async"),
+        ):
             coordinator.run(_never, lambda b: None, **quiet)
 
     asyncio.run(main())
