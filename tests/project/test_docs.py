@@ -171,7 +171,8 @@ def test_the_readme_is_short() -> None:
 
 def test_the_reference_names_every_argument() -> None:
     reference = (ROOT / "docs" / "reference.md").read_text()
-    for function in (AsyncTrainingCoordinator.__init__, Bound, Recovery, Adaptation, AsyncTrainingCoordinator.run, AsyncTrainingCoordinator.batches):
+    coordinator = AsyncTrainingCoordinator
+    for function in (coordinator.__init__, Bound, Recovery, Adaptation, coordinator.run, coordinator.batches):
         names = set(inspect.signature(function).parameters) - {
             "self",
             "coordinator",
