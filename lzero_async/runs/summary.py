@@ -14,7 +14,7 @@ from lzero_async.core.trace import to_json
 from lzero_async.errors import ConfigError
 from lzero_async.runs.run_dir import SUMMARY
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # 1 had no pipeline and no results
 PACKAGES: Final = (
     "lzero-async",
     "torch",
@@ -28,6 +28,10 @@ PACKAGES: Final = (
 )
 
 
+class OtherFormat(ConfigError):
+    """The run was written by another version, which reads it."""
+
+
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write it in one step: whoever reads finds the old one or the new one."""
     new = folder / f"{SUMMARY}.new"
@@ -39,7 +43,7 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a run's folder; ConfigError if there is none that can be read."""
+    """The summary of a run's folder; ConfigError if there is none that can be read, OtherFormat if another version wrote it."""
     path = folder / SUMMARY
     try:
         found = dict(json.loads(path.read_text(), parse_constant=_refuse))
@@ -48,8 +52,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give the folder of another run.") from error
     if found.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path} has the format {found.get('format')!r}, and this version reads {FORMAT}; run it again."
+        raise OtherFormat(
+            f"{path} has the format {found.get('format', 'of an older version')}, and this version reads {FORMAT}; use the "
+            "version that wrote it, or run it again."
         )
     return found
 

@@ -398,15 +398,22 @@ def test_the_damaged_part_is_named(whole: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arrays", [True, False])
-def test_an_older_format_is_refused_in_one_sentence(arrays: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "said"), [("7", "7"), ("0", "0"), (None, "None")])
+def test_an_older_format_is_refused_in_one_sentence(
+    version: str | None, said: str, arrays: bool, tmp_path: Path
+) -> None:
     from safetensors.torch import save_file
 
     path = tmp_path / "a.safetensors"
     body = json.dumps({"w": {"$tensor": "/w"}})
-    save_file({"/w": torch.ones(3)}, path, metadata={"format": KIND.format, "version": "7", "body": body})
+    named = {} if version is None else {"version": version}
+    save_file({"/w": torch.ones(3)}, path, metadata={"format": KIND.format, **named, "body": body})
     with pytest.raises(
-        ConfigError, match=r"checkpoint format 7, and this version reads 2\.7; resume it with the version"
+        ConfigError, match=rf"checkpoint format {said}, and this version reads 2\.7; resume it with the version"
     ):
+        checkpoint.load(path, KIND, arrays=arrays)
+    save_file({"/w": torch.ones(3)}, path)
+    with pytest.raises(ConfigError, match=f"is not a checkpoint of {KIND.title}; give --resume one"):
         checkpoint.load(path, KIND, arrays=arrays)
 
 

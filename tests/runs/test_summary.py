@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.summary import machine, read_results, read_summary, versions, write_summary
+from lzero_async.runs.summary import FORMAT, machine, read_results, read_summary, versions, write_summary
 from lzero_async.telemetry.recent_warnings import KEPT, KeptWarnings
 from lzero_async.telemetry.view import Count, seconds_left
 from lzero_async.tools.traces import read_events
@@ -157,16 +157,17 @@ def test_a_summary_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_summary(tmp_path)
-    (tmp_path / "summary.json").write_text('{"format": 99}')
-    with pytest.raises(ConfigError, match="format 99"):
-        read_summary(tmp_path)
+    for text, said in (('{"format": 1}', "format 1,"), ('{"format": 0}', "format 0,"), ("{}", "of an older version,")):
+        (tmp_path / "summary.json").write_text(text)
+        with pytest.raises(ConfigError, match=f"{said} and this version reads {FORMAT}; use the version that wrote it"):
+            read_summary(tmp_path)
 
 
 def test_a_summary_is_written_whole_and_holds_numbers_of_any_kind(tmp_path: Path) -> None:
     import numpy as np
 
     write_summary(tmp_path, {"score": np.float32(0.5), "where": tmp_path, "big": 10**20})
-    assert read_summary(tmp_path) == {"format": 1, "score": 0.5, "where": str(tmp_path), "big": 10**20}
+    assert read_summary(tmp_path) == {"format": FORMAT, "score": 0.5, "where": str(tmp_path), "big": 10**20}
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 

@@ -17,6 +17,7 @@ from lzero_async.__main__ import main
 from lzero_async.core.trace import TraceWriter
 from lzero_async.errors import ConfigError
 from lzero_async.runs.application import Application, carry_through
+from lzero_async.runs.summary import FORMAT
 from lzero_async.tools.report.command import write_report
 from lzero_async.tools.report.curves import groups_of
 from lzero_async.tools.report.inputs import names_of, read_material
@@ -292,7 +293,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture
     ("name", "text"),
     [
         ("trace.json", ""), ("trace.json", "["), ("summary.json", "{"),
-        ("summary.json", '{"format": 1}'), ("summary.json", '{"format": 99, "seconds": 3}'), ("metrics.jsonl", ""),
+        ("summary.json", '{"format": 2}'), ("metrics.jsonl", ""),
         ("metrics.jsonl", "x"),
     ],
 )  # fmt: skip
@@ -303,6 +304,19 @@ def test_nothing_to_show_is_one_sentence(
     assert main(["report", str(tmp_path)]) == 2
     assert_one_sentence(capsys.readouterr().err, [str(tmp_path), "nothing of a run that can be shown", name])
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [('{"format": 1}', "the format 1,"), ('{"seconds": 3}', "of an older version,")]
+)
+def test_a_run_of_another_version_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    run = write_run(tmp_path / "one")
+    (run / "summary.json").write_text(text)
+    assert main(["report", str(run)]) == 2
+    assert_one_sentence(capsys.readouterr().err, [str(run), said, f"this version reads {FORMAT}", "run it again"])
+    assert not (run / "report.html").exists()
 
 
 def test_a_broken_summary_beside_a_trace_is_left_out(tmp_path: Path) -> None:
@@ -361,7 +375,7 @@ def test_nonsense_in_a_summary_makes_no_traceback(tmp_path: Path) -> None:
         for key in path[:-1]:
             place = place[key]
         place[path[-1]] = rng.choice(nonsense)
-        (run / "summary.json").write_text(json.dumps({"format": 1, **bad}))
+        (run / "summary.json").write_text(json.dumps({"format": FORMAT, **bad}))
         write_report([run], tmp_path / "page.html")
     assert len(paths(good)) > 100
 

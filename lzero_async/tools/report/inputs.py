@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lzero_async.errors import ConfigError
 from lzero_async.runs.run_dir import SUMMARY, TRACE
-from lzero_async.runs.summary import read_summary
+from lzero_async.runs.summary import OtherFormat, read_summary
 from lzero_async.tools.report.markup import is_number, plural
 from lzero_async.tools.report.trace_digest import Digest, complete, digest
 
@@ -200,6 +200,8 @@ def _summary(folder: Path, missing: list[str]) -> dict[str, Any]:
     if (folder / SUMMARY).is_file():
         try:
             found = read_summary(folder)
+        except OtherFormat:
+            raise
         except ConfigError as error:
             missing.append(f"{SUMMARY} is left out, and with it what only it tells: {error}")
     else:
