@@ -374,6 +374,14 @@ def test_close_releases_every_waiter() -> None:
     coordinator.close()
 
 
+def test_a_coordinator_that_was_stopped_can_be_closed_for_good() -> None:
+    coordinator = AsyncTrainingCoordinator(1)
+    coordinator.stop("enough")
+    coordinator.close()
+    with pytest.raises(CoordinatorClosed, match="closed"):
+        coordinator.run_collect(lambda: 1)
+
+
 def test_a_collect_that_ends_after_close_is_committed_or_abandoned_never_lost() -> None:
     coordinator = AsyncTrainingCoordinator(1)
     sequence = Sequencer()

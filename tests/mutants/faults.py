@@ -47,10 +47,10 @@ FAULTS: Final = [
     Fault("gate", "_drop",
           "self.dropped += len(tickets)",
           "self.dropped += 0"),
-    # a wait that timed out stays in line, and is given the next turn
-    Fault("gatekeeper", "served",
-          "self._lines[parked.kind].remove(parked)",
-          "pass"),
+    # a batch loses its priority on its way to the queue
+    Fault("gatekeeper", "request_commit",
+          "if self._try_commit(ticket, priority):",
+          "if self._try_commit(ticket):"),
     # a closed coordinator is stopped for another reason, and can be restarted
     Fault("gatekeeper", "set",
           "if self.error is None or isinstance(error, CoordinatorClosed):",
