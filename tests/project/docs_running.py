@@ -20,6 +20,27 @@ MAKERS = {  # what makes a folder that other commands read, where no --exp_name 
     "runs/compare": "lzero_async compare",
 }
 LIMIT = 200.0  # seconds of one command
+OTHER_CODE = {  # options that make another kind of run
+    "--help", "--resume", "--backend", "--trainer", "--collector", "--preset", "--learner_ranks", "--json", "--batch",
+    "--sync_run", "--metrics-port", "--dry_run",
+}  # fmt: skip
+
+
+def kind_of(command: str) -> tuple[str, ...]:
+    """What is alike in commands that run the same code: the program or the tool, and the options that change that."""
+    words = shlex.split(command)
+    scripts = [word for word in words if word.endswith((".py", ".sh"))]
+    if scripts:
+        program = scripts[:1]
+    else:  # `make target`, `tool`, or `lzero-async tool [application]`, however that is spelled
+        plain = [Path(word).name for word in words if word not in ("-m", ".venv/bin/python")]
+        plain = ["lzero-async" if word == "lzero_async" else word for word in plain]
+        program = plain[: 3 if plain[:2] == ["lzero-async", "train"] else 2]
+    chosen = [
+        words[place : place + 1 + (word == "--backend")] for place, word in enumerate(words) if word in OTHER_CODE
+    ]
+    reads = ["a run"] if program[0] == "lzero-async" and any(word.startswith("runs/") for word in words[2:]) else []
+    return (*program, *reads, *sorted({word for one in chosen for word in one}))
 
 
 class Scratch:

@@ -11,7 +11,7 @@ import pytest
 
 from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Recovery
 from tests.project.docs_blocks import ROOT, BadBlock, Piece, check_arguments, pages, pieces, pieces_of, summary
-from tests.project.docs_running import Scratch
+from tests.project.docs_running import Scratch, kind_of
 
 PAGES = pages()
 PIECES = pieces()
@@ -28,8 +28,19 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Scratch:
     return Scratch(tmp_path_factory.mktemp("docs"), PIECES)
 
 
+def one_of_each_kind(chosen: list[Piece]) -> pytest.MarkDecorator:
+    """The first command of every kind; `make soak` runs the others."""
+    kinds: set[tuple[str, ...]] = set()
+    params = []
+    for piece in chosen:
+        marks = [pytest.mark.soak] if kind_of(piece.command) in kinds else []
+        params.append(pytest.param(piece, id=piece.name, marks=marks))
+        kinds.add(kind_of(piece.command))
+    return pytest.mark.parametrize("piece", params)
+
+
 @pytest.mark.slow
-@some([piece for piece in COMMANDS if not piece.reason])
+@one_of_each_kind([piece for piece in COMMANDS if not piece.reason])
 def test_commands_run(piece: Piece, scratch: Scratch) -> None:
     done = scratch.run(piece)
     assert done.returncode == 0, f"{piece.command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
@@ -97,6 +108,16 @@ def test_options_that_do_not_exist_are_noticed() -> None:
     assert not check_arguments("ls")
     with pytest.raises(ValueError, match="no option num_env;"):
         check_arguments(".venv/bin/python zoo/mbpo/train.py --num_env 8")
+
+
+def test_commands_of_one_kind_run_the_same_code() -> None:
+    train = ".venv/bin/python zoo/mbpo/train.py --num_envs"
+    assert kind_of(f"{train} 8") == kind_of(f"{train} 16 --max_steps 4") == ("zoo/mbpo/train.py",)
+    assert kind_of(f"{train} 8 --backend ray") == ("zoo/mbpo/train.py", "--backend", "ray")
+    assert kind_of(f"{train} 8 --resume runs/x") == ("zoo/mbpo/train.py", "--resume")
+    assert kind_of(".venv/bin/python -m lzero_async report runs/x") == ("lzero-async", "report", "a run")
+    assert kind_of(".venv/bin/lzero-async train mbpo --num_envs 8") == ("lzero-async", "train", "mbpo")
+    assert kind_of("make train ARGS='--seed 1'") == ("make", "train")
 
 
 def test_marks_say_what_is_run() -> None:
