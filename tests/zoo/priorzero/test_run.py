@@ -19,7 +19,7 @@ from lzero_async.errors import ConfigError
 from lzero_async.runs import checkpoint
 from lzero_async.runs.summary import is_finished, read_results
 from lzero_async.tools.traces import read_events
-from tests.zoo.priorzero.test_engine import write_model
+from tests.zoo.priorzero.test_engine import write_encoder, write_model
 from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.learn.saving import CHECKPOINT
 from zoo.jericho.priorzero.options import build_options
@@ -39,7 +39,9 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("llm"))
+    folder = tmp_path_factory.mktemp("models")
+    write_encoder(folder / "encoder")
+    return write_model(folder / "llm")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,9 +52,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     patch.undo()
 
 
+def small(llm: str, *more: str) -> list[str]:
+    """Settings of a small run with a tiny text encoder, which lies beside the tiny language model."""
+    return [*SMALL, f"llm_config.llm={llm}", f"encoder_config.encoder_model={Path(llm).parent / 'encoder'}", *more]
+
+
 def arguments(llm: str, folder: Path, *more: str) -> list[str]:
-    settings = [word for setting in SMALL for word in ("--set", setting)]
-    return ["--llm", llm, "--exp_name", str(folder), *settings, *more]
+    settings = [word for setting in small(llm) for word in ("--set", setting)]
+    return ["--exp_name", str(folder), *settings, *more]
 
 
 def metrics(folder: Path) -> list[dict]:
@@ -197,7 +204,7 @@ def test_a_checkpoint_holds_the_batches_that_its_gate_counts(llm: str, tmp_path:
     from zoo.jericho.priorzero.play.batch import Collected
     from zoo.jericho.priorzero.trainer import PriorZero
 
-    settings = [*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=1", "policy_config.off_policy_degree=3"]
+    settings = small(llm, "run_config.max_iter=1", "policy_config.off_policy_degree=3")
     agent = PriorZero(build_options(assignments=settings), find_game(SHIPPED_GAME), tmp_path)
     whole = agent.coordinator.state_dict
     try:
@@ -348,7 +355,8 @@ def test_ctrl_c_in_the_final_evaluation_keeps_the_report(
 def test_a_start_that_failed_does_not_take_the_name(
     llm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments(str(tmp_path / "no_model"), tmp_path / "x", "--max_iter", "1")) == 2
+    absent = f"llm_config.llm={tmp_path / 'no_model'}"
+    assert main(arguments(llm, tmp_path / "x", "--max_iter", "1", "--set", absent)) == 2
     assert main(arguments(llm, tmp_path / "x", "--max_iter", "1")) == 0
     capsys.readouterr()
     assert main(arguments(llm, tmp_path / "x", "--max_iter", "1")) == 0
@@ -368,20 +376,20 @@ def test_an_absent_zork_is_replaced_loudly_and_only_in_a_quick_test(
     assert "zork1.z5 was not found" in (tmp_path / "b" / "run.log").read_text()
 
 
-def test_without_a_language_model_none_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_language_model_none_is_loaded(llm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a language model was asked for")
 
     monkeypatch.setattr("zoo.jericho.priorzero.llm.make_engine", refuse)
-    settings = ("llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']")
+    settings = ("llm_config.llm=", "llm_config.root_policy=wm_logits", "run_config.eval_modes=['world_model']")
     more = [word for setting in settings for word in ("--set", setting)]
-    assert main(arguments("", tmp_path / "plain", "--max_iter", "2", *more)) == 0
+    assert main(arguments(llm, tmp_path / "plain", "--max_iter", "2", *more)) == 0
 
 
 def test_a_game_that_dies_costs_its_episode_and_not_the_run(llm: str, tmp_path: Path) -> None:
     from zoo.jericho.priorzero.trainer import PriorZero
 
-    settings = [*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=3", "run_config.eval_every=0"]
+    settings = small(llm, "run_config.max_iter=3", "run_config.eval_every=0")
     options = build_options(assignments=settings)
     agent = PriorZero(options, find_game(SHIPPED_GAME), tmp_path)
     killed: list[int] = []
@@ -410,7 +418,7 @@ def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) ->
     state["learner"]["policy"]["model"].popitem()
     checkpoint.save(tmp_path / "bad.safetensors", state, CHECKPOINT)
     agent = PriorZero(
-        build_options(assignments=[*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=1"]),
+        build_options(assignments=small(llm, "run_config.max_iter=1")),
         find_game(SHIPPED_GAME),
         tmp_path,
     )
@@ -443,7 +451,7 @@ def small_agent(llm: str, folder: Path, *more: str) -> object:
     from zoo.jericho.priorzero.trainer import PriorZero
 
     return PriorZero(
-        build_options(assignments=[*SMALL, f"llm_config.llm={llm}", "run_config.max_iter=3", *more]),
+        build_options(assignments=small(llm, "run_config.max_iter=3", *more)),
         find_game(SHIPPED_GAME),
         folder,
     )
