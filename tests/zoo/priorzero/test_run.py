@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,6 +36,7 @@ SMALL = (
     "policy_config.num_unroll_steps=5", "run_config.eval_every=3", "run_config.eval_episodes=1",
     "run_config.final_eval_modes=['world_model']", "run_config.max_env_step=0",
 )  # fmt: skip
+THREADS = ("--set", "policy_config.backend=thread")  # where it does not matter that roles are processes
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +206,7 @@ def test_a_checkpoint_holds_the_batches_that_its_gate_counts(llm: str, tmp_path:
     from zoo.jericho.priorzero.play.batch import Collected
     from zoo.jericho.priorzero.trainer import PriorZero
 
-    settings = small(llm, "run_config.max_iter=1", "policy_config.off_policy_degree=3")
+    settings = small(llm, "run_config.max_iter=1", "policy_config.off_policy_degree=3", "policy_config.backend=thread")
     agent = PriorZero(build_options(assignments=settings), find_game(SHIPPED_GAME), tmp_path)
     whole = agent.coordinator.state_dict
     try:
@@ -237,23 +239,16 @@ def test_a_checkpoint_of_another_run_is_refused(
 @pytest.mark.parametrize(
     "extra",
     [
-        ["--off_policy_degree", "2", "--async_eval"],
+        ["--off_policy_degree", "1", "--set", "policy_config.adaptive_degree=True"],
         pytest.param(
             ["--off_policy_degree", "-1", "--set", "policy_config.replay_buffer_size=2000"], marks=pytest.mark.soak
         ),
-        [
-            "--off_policy_degree",
-            "1",
-            "--set",
-            "policy_config.adaptive_degree=True",
-            "--set",
-            "policy_config.backend=thread",
-        ],
+        pytest.param(["--off_policy_degree", "2", "--async_eval"], marks=pytest.mark.soak),
     ],
 )
 def test_later_degrees_only_change_a_number(llm: str, tmp_path: Path, extra: list[str]) -> None:
     folder = tmp_path / "async"
-    assert main(arguments(llm, folder, "--max_iter", "5", *extra)) == 0
+    assert main(arguments(llm, folder, "--max_iter", "5", *extra, *THREADS)) == 0
     results = read_results(folder)
     assert results["statistics"]["train_count"] == 5
     assert results["statistics"]["restarts"] == 0
@@ -268,8 +263,11 @@ def test_at_degree_0_processes_give_the_numbers_of_one_process(straight: Path, l
 
 def test_roles_are_processes_and_every_batch_says_where_it_comes_from(llm: str, tmp_path: Path) -> None:
     folder = tmp_path / "apart"
-    settings = ["--off_policy_degree", "3", "--num_collectors", "2", "--set", "run_config.trace=True"]
+    settings = ["--off_policy_degree", "3", "--num_collectors", "2", "--set", "run_config.trace=True", "--async_eval"]
     assert main(arguments(llm, folder, "--max_iter", "6", *settings)) == 0
+    statistics = read_results(folder)["statistics"]
+    assert (statistics["train_count"], statistics["restarts"]) == (6, 0)
+    assert statistics["staleness_max"] <= 3
     places = {}
     for event in read_events(folder / "trace.json"):
         if event["ph"] == "X" and event["name"] in ("collect", "train", "eval"):
@@ -294,29 +292,29 @@ def test_roles_are_processes_and_every_batch_says_where_it_comes_from(llm: str, 
     "limit", [["--max_iter", "1"], pytest.param(["--set", "run_config.max_env_step=5"], marks=pytest.mark.soak)]
 )
 def test_a_background_evaluation_that_is_due_at_the_end_is_finished(llm: str, tmp_path: Path, limit: list[str]) -> None:
-    settings = ["--async_eval", "--set", "run_config.eval_every=1", "--set", "run_config.eval_episodes=3"]
+    settings = ["--async_eval", "--set", "run_config.eval_every=1", "--set", "run_config.eval_episodes=3", *THREADS]
     assert main(arguments(llm, tmp_path / "x", *settings, *limit)) == 0
     results = read_results(tmp_path / "x")
     assert [(row["mode"], row["episodes"]) for row in results["evaluations"]] == [("prior", 3), ("world_model", 3)]
 
 
 def test_a_background_evaluation_ends_the_run_and_saves_its_weights(llm: str, tmp_path: Path) -> None:
-    settings = ["--async_eval", "--off_policy_degree", "2", "--max_iter", "1000"]
+    settings = ["--async_eval", "--off_policy_degree", "2", "--max_iter", "1000", *THREADS]
     for setting in ("eval_every=1", "target_score=0.001", "eval_episodes=4"):
         settings += ["--set", f"run_config.{setting}"]
     folder = tmp_path / "x"
     assert main(arguments(llm, folder, *settings)) == 0
     results = read_results(folder)
     assert results["ended_by"] == "target_score"
-    assert results["best_evaluation"]["score"] > 0
+    assert results["best"]["score"] > 0
     means: dict[int, list[float]] = {}
     for row in results["evaluations"]:
         if row["mode"] == "prior":
             means.setdefault(row["version"], []).append(row["mean"])
-    confirmed = means[results["best_evaluation"]["version"]]
-    assert len(confirmed) == 2 and sum(confirmed) / 2 == results["best_evaluation"]["score"] >= 0.001
+    confirmed = means[results["best"]["version"]]
+    assert len(confirmed) == 2 and sum(confirmed) / 2 == results["best"]["score"] >= 0.001
     best = checkpoint.load(folder / "ckpt" / "best.safetensors", CHECKPOINT)
-    assert best["best"] == results["best_evaluation"]
+    assert best["best"] == results["best"]
     assert "weights" in best
 
 
@@ -325,11 +323,13 @@ def test_ctrl_c_gives_a_background_evaluation_up(llm: str, tmp_path: Path, monke
 
     played = EvaluatorRole._play
 
-    def interrupted_in_the_middle(role: EvaluatorRole, mode: str, version: int, should_stop: object) -> dict:
+    def interrupted_in_the_middle(
+        role: EvaluatorRole, mode: str, version: int, repeat: int, should_stop: Callable[[], bool]
+    ) -> dict:
         os.kill(os.getpid(), signal.SIGINT)
         while not should_stop():
             pass
-        return played(role, mode, version, should_stop)
+        return played(role, mode, version, repeat, should_stop)
 
     monkeypatch.setattr(EvaluatorRole, "_play", interrupted_in_the_middle)
     settings = ["--async_eval", "--set", "run_config.eval_every=1", "--max_iter", "1000"]
@@ -462,11 +462,11 @@ def test_an_evaluation_that_fails_is_asked_again(llm: str, tmp_path: Path, monke
 
     played, failed = EvaluatorRole._play, list[int]()
 
-    def fails_once(role: EvaluatorRole, mode: str, version: int, should_stop: object) -> dict:
+    def fails_once(role: EvaluatorRole, mode: str, version: int, *others: object) -> dict:
         if not failed:
             failed.append(version)
             raise RuntimeError("the engine is gone")
-        return played(role, mode, version, should_stop)
+        return played(role, mode, version, *others)
 
     monkeypatch.setattr(EvaluatorRole, "_play", fails_once)
     agent = small_agent(llm, tmp_path, "policy_config.restart_backoff=0.01")
