@@ -425,6 +425,20 @@ def test_a_failure_does_not_wait_for_a_long_train() -> None:
         coordinator.close()
 
 
+def test_of_two_failures_the_first_is_raised_and_the_other_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with VirtualClock() as clock:
+        coordinator, _, learner = pipeline(clock, 2, num_collectors=2)
+
+        def collect(context: CollectContext) -> None:
+            clock.sleep(1.0 + 0.1 * context.worker)
+            raise ValueError(f"collector {context.worker}")
+
+        with pytest.raises(ValueError, match="collector 0"):
+            coordinator.run(collect, learner, max_train=10)
+        coordinator.close()
+    assert "another role failed too: ValueError('collector 1')" in caplog.text
+
+
 def test_collectors_are_restarted_with_back_off_and_bounded() -> None:
     with VirtualClock() as clock:
         coordinator, _, learner = pipeline(
