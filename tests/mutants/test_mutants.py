@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import AREAS, DRAWN, ROOT, choose
+from tests.mutants.__main__ import AREAS, DRAWN, ROOT, choose, files
 from tests.mutants.drawing import candidates, draw
 from tests.mutants.faults import EQUIVALENT, FAULTS, Fault, FaultGone, locate
 
@@ -35,6 +35,11 @@ def test_every_fault_and_every_drawn_mutant_changes_a_line_that_is_there() -> No
         changed = mutant.apply(ROOT)
         assert changed != source
         compile(changed, mutant.path, "exec")
+
+
+def test_the_tests_of_every_area_are_there() -> None:
+    for area in AREAS.values():
+        assert len(files(ROOT, area.tests)) == len(area.tests)
 
 
 def test_only_drawn_mutants_are_excused() -> None:
