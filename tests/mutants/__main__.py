@@ -52,7 +52,8 @@ class Area(NamedTuple):
 
 
 _CORE: Final = (
-    "test_gate", "test_coordinator", "test_rejected", "test_own_loop", "test_batches", "test_runs_apart", "test_failures_seen", "test_queue_use", "test_loop", "test_limits",
+    "test_gate", "test_coordinator", "test_rejected", "test_own_loop", "test_batches",
+    "test_runs_apart", "test_failures_seen", "test_queue_use", "test_loop", "test_limits",
     "test_regressions", "test_statistics_and_trace", "test_activity", "test_weights", "test_hostile_states", "test_ordering",
     "test_state_machine", "test_gate_walk", "test_interrupts",
 )  # fmt: skip
