@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Parcel, Worker, make_backend
-from lzero_async.runs.application import thread_limit
+from lzero_async.runs.role_set import thread_limit
 from lzero_async.workers.backend import Backend
 from zoo.episode_ppo import roles
 from zoo.episode_ppo.envs.factories import Spaces, describe

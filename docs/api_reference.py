@@ -12,7 +12,8 @@ NOTE = "Written by `make docs`; edit the code and run it again."
 MODULES = (
     "validation", "core.activity", "core.trace", "telemetry.quantities", "telemetry.view", "telemetry.sinks", "telemetry.scalars",
     "telemetry.prometheus_server", "telemetry.utilisation", "telemetry.terminal.progress", "telemetry.terminal.live",
-    "runs.options", "runs.application", "runs.checkpoint", "runs.run_dir", "runs.summary", "runs.applications", "runs.pipeline",
+    "runs.options", "runs.application", "runs.checkpoint", "runs.run_dir", "runs.summary", "runs.applications", "runs.scored",
+    "runs.program", "runs.role_set",
     "simulate.pipeline", "simulate.distributions", "tools.traces", "tools.report.command", "tools.timeline.text",
     "tools.timeline.picture", "testing",
 )  # fmt: skip

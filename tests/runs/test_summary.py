@@ -238,11 +238,11 @@ def test_a_failure_of_what_only_watches_is_logged_once_and_the_run_goes_on(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr("lzero_async.runs.application.write_summary", broken)
+    monkeypatch.setattr("lzero_async.runs.observer.write_summary", broken)
     monkeypatch.setattr("lzero_async.telemetry.scalars.values", broken)
     try:
         assert trainer.run().statistics["train_count"] == 6
-        said = [event["text"] for event in trainer.kept.events()]
+        said = [event["text"] for event in trainer.observer.warnings.events()]
     finally:
         trainer.close()
     assert len([text for text in said if text.startswith("the summary cannot be written")]) == 1

@@ -21,7 +21,7 @@ from easydict import EasyDict
 
 import lzero_async.simulate.pipeline as simulation
 from lzero_async import AsyncTrainingCoordinator
-from lzero_async.runs.pipeline import PipelineDescription
+from lzero_async.runs.applications import PipelineDescription
 from lzero_async.runs.summary import write_summary
 from lzero_async.simulate.cores import Shared
 from lzero_async.simulate.distributions import Distribution, lognormal
@@ -567,6 +567,7 @@ def test_the_spread_of_episodes_follows_from_the_longest() -> None:
         (["--collect", "1", "--train", "1", "--cores", "-1"], ["cores is -1"]),
         (["--collect", "1", "--train", "1", "--degrees", "1,x"], ["degrees is '1,x'", "1,2,4"]),
         (["--collect", "1", "--train", "1", "--async_eval"], ["--async_eval is given", "--eval"]),
+        (["--collect", "1", "--train", "1", "--envs", "64"], ["--envs is given", "cannot be chosen"]),
         (["--collect", "1", "--train", "1", "--eval-evry", "5"], ["did you mean eval_every?"]),
         (["nowhere"], ["nowhere holds no run", "summary.json is missing"]),
         (["nowhere", "--collect", "1"], ["--collect is given by hand", "leave one of them out"]),

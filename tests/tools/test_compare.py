@@ -17,8 +17,7 @@ from easydict import EasyDict
 
 from lzero_async.__main__ import main
 from lzero_async.core.trace import TraceWriter
-from lzero_async.runs.applications import find_application
-from lzero_async.runs.pipeline import PipelineDescription
+from lzero_async.runs.applications import PipelineDescription, find_application
 from lzero_async.runs.summary import write_summary
 from lzero_async.simulate.rounds import simulate_rounds
 from lzero_async.tools.compare import command

@@ -16,7 +16,8 @@ import pytest
 from lzero_async.__main__ import main
 from lzero_async.core.trace import TraceWriter
 from lzero_async.errors import ConfigError
-from lzero_async.runs.application import Application, carry_through
+from lzero_async.runs.observer import RunObserver
+from lzero_async.runs.program import run_program
 from lzero_async.runs.summary import FORMAT
 from lzero_async.tools.report.command import write_report
 from lzero_async.tools.report.curves import groups_of
@@ -445,21 +446,22 @@ def test_runs_are_grouped_by_what_they_do(tmp_path: Path) -> None:
 
 
 def application(folder: Path, *, wanted: bool = True) -> Any:
-    return SimpleNamespace(folder=folder, _watching=lambda: SimpleNamespace(report=wanted))
+    made = SimpleNamespace(folder=folder, _watching=lambda: SimpleNamespace(report=wanted))
+    return SimpleNamespace(_application=made)
 
 
 def test_a_run_ends_with_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "one")
-    Application.write_report(application(run, wanted=False))
+    RunObserver.write_report(application(run, wanted=False))
     assert not (run / "report.html").exists()
-    Application.write_report(application(run))
+    RunObserver.write_report(application(run))
     assert "A test: of the report" in (run / "report.html").read_text()
     assert re.fullmatch(rf"report: +{re.escape(str(run))}/report.html\n", capsys.readouterr().out)
 
 
 def test_a_report_that_fails_is_logged_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        Application.write_report(application(tmp_path / "nothing"))
+        RunObserver.write_report(application(tmp_path / "nothing"))
     assert "the report cannot be written" in caplog.text
 
 
@@ -467,7 +469,7 @@ class Recorded:
     """An application that notes what is asked of it, in order; its run raises `error` if there is one."""
 
     def __init__(self, folder: Path, error: BaseException | None) -> None:
-        self.folder, self.options, self.error, self.asked = folder, {}, error, list[str]()
+        self.folder, self.plain_options, self.error, self.asked = folder, {}, error, list[str]()
         self.last_checkpoint, self.ended_by = folder / "none", None
         self.progress = self.coordinator = self
 
@@ -490,9 +492,9 @@ def test_the_report_comes_after_everything_is_closed(
     """The trace is complete then; bad input and a second Ctrl+C end the program at once."""
     made = Recorded(tmp_path, error)
     if error is None:
-        assert carry_through(made, None, {}, lambda final, reason: None) == 0  # type: ignore[arg-type]
+        assert run_program(made, None, {}, lambda final, reason: None) == 0  # type: ignore[arg-type]
     else:
         with pytest.raises(type(error)):
-            carry_through(made, None, {}, lambda final, reason: None)  # type: ignore[arg-type]
+            run_program(made, None, {}, lambda final, reason: None)  # type: ignore[arg-type]
     assert made.asked[-2:] == ["close", "write_report"] if written else made.asked[-1] == "close"
     assert ("write_report" in made.asked) == written

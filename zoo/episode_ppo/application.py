@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lzero_async.runs.applications import ApplicationEntry, Comparison
-from lzero_async.runs.pipeline import PipelineDescription, Rounds
+from lzero_async.runs.applications import ApplicationEntry, Comparison, PipelineDescription, Rounds
 
 APPLICATION = ApplicationEntry(
     name="episode_ppo",

@@ -25,9 +25,9 @@ if not __package__:
     sys.path[:1] = [str(Path(__file__).resolve().parents[2]), str(Path.cwd())]
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.application import carry_through
 from lzero_async.runs.folder_lock import FolderLock
 from lzero_async.runs.options import device_of, make_parser
+from lzero_async.runs.program import run_program
 from lzero_async.runs.run_dir import (
     exit_code,
     find_run,
@@ -108,7 +108,7 @@ def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any]
         trainer.resume(saved, state)
         return f"resumed from {saved} at {trainer.counters['episodes']:,} episodes"
 
-    return carry_through(trainer, None if saved is None else resume, ENDS, partial(report, trainer))
+    return run_program(trainer, None if saved is None else resume, ENDS, partial(report, trainer))
 
 
 def report(trainer: Any, final: dict[str, Any] | None, reason: str) -> None:

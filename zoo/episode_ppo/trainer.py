@@ -17,9 +17,10 @@ from easydict import EasyDict
 
 from lzero_async import AsyncTrainingCoordinator, Bound, Parcel, Recovery, Worker, make_backend
 from lzero_async.runs import checkpoint
-from lzero_async.runs.application import PLACES, ScoredApplication, thread_limit
+from lzero_async.runs.applications import PipelineDescription
 from lzero_async.runs.options import device_of
-from lzero_async.runs.pipeline import PipelineDescription
+from lzero_async.runs.role_set import PLACES
+from lzero_async.runs.scored import ScoredApplication
 from lzero_async.telemetry.quantities import label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
@@ -77,7 +78,7 @@ class Trainer(ScoredApplication):
         where = PLACES.get(self.backend.kind, "threads of this process")
         self.progress.note(f"starting {len(shares)} workers with {options.n_envs} environments, {where} ...")
         workers = [
-            self._start(
+            self.role_set.start(
                 f"envs {place}",
                 partial(roles.make_workers_envs, options, envs, place),
                 on_event=partial(self._told, place),
@@ -90,11 +91,11 @@ class Trainer(ScoredApplication):
         if options.eval_every:
             self.evaluator = self._start_evaluator(partial(roles.make_evaluator, options, envs))
         learning = EasyDict(options, device=device_of(options))
-        self.learner = self._start(
+        self.learner = self.role_set.start(
             "learner",
             partial(roles.make_learner, learning, tuple(self.spaces)),
             threads=options.torch_threads,
-            here=True,
+            pin_to_driver=True,
         )
         for worker in self._roles():
             worker.call("ready")
@@ -109,34 +110,16 @@ class Trainer(ScoredApplication):
             ),
             get_weights=lambda: self.learner.call("weights"),
         )
-        self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
+        self.progress.note(f"ready after {self.gone:.0f} s")
         self._locate()
 
     def _start_evaluator(self, factory: Callable[..., Any]) -> Worker:
         evaluator = PatientEvaluator(
-            self._start("evaluator", factory, on_event=lambda what: evaluator.told(what)),
+            self.role_set.start("evaluator", factory, on_event=lambda what: evaluator.told(what)),
             self._eval_failed,
             self._locate,
         )
         return cast(Worker, evaluator)
-
-    def _start(
-        self,
-        name: str,
-        factory: Callable[..., Any],
-        *,
-        on_event: Callable[[Any], None] | None = None,
-        threads: int = 1,
-        here: bool = False,
-    ) -> Worker:
-        return self.backend.start(
-            name,
-            factory,
-            on_event=on_event,
-            environment=thread_limit(threads),
-            output=str(self.folder / f"{name.replace(' ', '-')}.out"),
-            here=here,
-        )
 
     def _roles(self) -> list[Worker]:
         return [self.learner, *self.pool.workers, *([] if self.evaluator is None else [self.evaluator])]
@@ -265,12 +248,6 @@ class Trainer(ScoredApplication):
         if isinstance(self.pool, BarrierPool):
             self.pool.bring_back()
             self._locate()
-
-    def _trained(self) -> None:
-        every, trains = self.options.checkpoint_every, self.coordinator.train_count
-        if every and trains and trains % every == 0:
-            self.save()
-        self.progress.show(self.line())
 
     def _troubles(self) -> dict[str, int]:
         pool, evaluations = self.pool.statistics(), self.eval_failures

@@ -23,10 +23,10 @@ from typing import Any
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lzero_async.runs.application import carry_through
 from lzero_async.runs.folder_lock import FolderLock
 from lzero_async.runs.options import device_of
 from lzero_async.runs.options import make_parser as plain_parser
+from lzero_async.runs.program import run_program
 from lzero_async.runs.run_dir import (
     exit_code,
     find_run,
@@ -97,7 +97,7 @@ def _train(options: Any, folder: Path, saved: Path | None, state: dict[str, Any]
         trainer.resume(saved, state)
         return f"resumed from {saved} at {trainer.collectors.steps:,} real steps"
 
-    return carry_through(trainer, None if saved is None else resume, ENDS, partial(report, trainer))
+    return run_program(trainer, None if saved is None else resume, ENDS, partial(report, trainer))
 
 
 def make_trainer(options: Any, folder: Path, **arguments: Any) -> Any:

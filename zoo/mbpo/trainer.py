@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,9 +19,10 @@ from easydict import EasyDict
 from lzero_async import AsyncTrainingCoordinator, Parcel, Recovery, Worker, make_backend
 from lzero_async.errors import ConfigError, WorkerStuck
 from lzero_async.runs import checkpoint
-from lzero_async.runs.application import PLACES, ScoredApplication, thread_limit
+from lzero_async.runs.applications import PipelineDescription
 from lzero_async.runs.options import device_of
-from lzero_async.runs.pipeline import PipelineDescription
+from lzero_async.runs.role_set import PLACES, thread_limit
+from lzero_async.runs.scored import ScoredApplication
 from lzero_async.telemetry.quantities import label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
@@ -84,7 +84,7 @@ class Trainer(ScoredApplication):
             num_envs=options.num_envs,
             random_steps=options.random_steps,
             environment=thread_limit(1),
-            output=self._output_of,
+            output=self.role_set.output,
             on_event=self._told,
             **self._collecting(),
         )
@@ -97,7 +97,7 @@ class Trainer(ScoredApplication):
                     "environment cannot live beside the collectors'; leave it out and set max_steps."
                 )
             self.progress.note("no evaluations: a second environment cannot live beside the collectors'")
-        self.evaluator = None if evaluator is None else self._start("evaluator", evaluator, threads=1)
+        self.evaluator = None if evaluator is None else self.role_set.start("evaluator", evaluator, on_event=self._told)
         sizes = self.source.sizes()
         if sizes is None:
             sizes = self.collectors.ready()
@@ -116,29 +116,16 @@ class Trainer(ScoredApplication):
             **self._coordination(),
         )
         if self.backend.kind in PLACES:
-            self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
+            self.progress.note(f"ready after {self.gone:.0f} s")
         self._locate()
 
     def _threads(self) -> int:
         return int(self.options.torch_threads) or (0 if self.backend.kind == "inline" else 1)
 
-    def _output_of(self, name: str) -> str:
-        return str(self.folder / f"{name.replace(' ', '-')}.out")
-
-    def _start(
-        self, name: str, factory: Callable[..., Any], *, threads: int | None = None, here: bool = False
-    ) -> Worker:
-        return self.backend.start(
-            name,
-            factory,
-            on_event=self._told,
-            environment=thread_limit(threads or self._threads() or 1),
-            output=self._output_of(name),
-            here=here,
-        )
-
     def _start_role(self, name: str, role: str, options: EasyDict, sizes: tuple[int, int]) -> Worker:
-        return self._start(name, partial(make_role, role, options, sizes), here=True)
+        factory = partial(make_role, role, options, sizes)
+        threads = self._threads() or 1
+        return self.role_set.start(name, factory, threads=threads, on_event=self._told, pin_to_driver=True)
 
     # -- what a trainer says ---------------------------------------------------------------------------------------------
 
@@ -286,16 +273,10 @@ class Trainer(ScoredApplication):
         self._locate()
 
     def _trained(self) -> None:
-        every, trains = self.options.checkpoint_every, self.coordinator.train_count
         if self.counters["agent_updates"] // self.options.log_interval > self._logged:
             self._logged = self.counters["agent_updates"] // self.options.log_interval
             self.progress.note(self.log_line())
-        if every and trains and trains % every == 0 and not self._replayed():
-            self.save()
-        self.progress.show(self.line())
-
-    def _replayed(self) -> bool:
-        return self.coordinator.last_was_replay
+        super()._trained()
 
     def _own_scalars(self) -> dict[str, float]:
         """Use of CPU and GPU, 0 to 1, since this was asked last, where it is known."""

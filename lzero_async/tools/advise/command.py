@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lzero_async.core.trace import to_json
+from lzero_async.errors import ConfigError
 from lzero_async.runs.run_dir import exit_code
 from lzero_async.tools.advise.arguments import Request, parse
 from lzero_async.tools.advise.choose import advise
@@ -32,4 +33,7 @@ def _print(request: Request) -> int:
 
 def advised_of(request: Request) -> Advised:
     """What the request asks advice on."""
-    return by_hand(request) if request.run is None else of_run(read_run(request.run), request)
+    advised = by_hand(request) if request.run is None else of_run(read_run(request.run), request)
+    if request.envs and not advised.facts.size_flags:
+        raise ConfigError(f"--envs is given, but the environments of {advised.title} cannot be chosen; leave it out.")
+    return advised

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from lzero_async.core.trace import EVALUATOR, LEARNER
 from lzero_async.errors import ConfigError
-from lzero_async.runs.pipeline import PipelineDescription, pipeline_of
+from lzero_async.runs.applications import PipelineDescription, pipeline_of
 from lzero_async.runs.summary import read_summary
 from lzero_async.tools.advise.model import COLLECT, EVAL, TRAIN, percent
 from lzero_async.tools.traces import TRACE, Span, busy_seconds, read_items

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from lzero_async.core.gate import Policy
-from lzero_async.runs.pipeline import PipelineDescription
+from lzero_async.runs.applications import PipelineDescription
 from lzero_async.simulate.distributions import Distribution, lognormal
 from lzero_async.simulate.pipeline import Simulation, simulate
 from lzero_async.simulate.rounds import simulate_rounds

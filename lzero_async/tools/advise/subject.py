@@ -10,7 +10,7 @@ from statistics import NormalDist, median
 from typing import Any, Final
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.pipeline import PipelineDescription, Rounds
+from lzero_async.runs.applications import PipelineDescription, Rounds
 from lzero_async.runs.summary import machine
 from lzero_async.tools.advise.arguments import EVAL_EVERY, Request
 from lzero_async.tools.advise.calibrate import alone, without_queues

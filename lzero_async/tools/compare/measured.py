@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.pipeline import PipelineDescription, pipeline_of
+from lzero_async.runs.applications import PipelineDescription, pipeline_of
 from lzero_async.runs.summary import read_summary
 from lzero_async.tools.traces import find_trace
 

@@ -13,8 +13,8 @@ from lzero_async.runs.applications import ApplicationEntry
 from lzero_async.tools.advise import show as advice
 from lzero_async.tools.advise.arguments import parse
 from lzero_async.tools.advise.choose import Advice, advise
-from lzero_async.tools.advise.measured import read_run
-from lzero_async.tools.advise.subject import Advised, of_run
+from lzero_async.tools.advise.command import advised_of
+from lzero_async.tools.advise.subject import Advised
 from lzero_async.tools.compare.arguments import option_name
 from lzero_async.tools.compare.limit import Limit, format_limit, limit_of
 from lzero_async.tools.compare.measured import Run
@@ -73,8 +73,9 @@ def compare_runs(app: ApplicationEntry, sync: Run | None, asynchronous: Run | No
         return Comparison(*half)
     found, silence = None, ""
     try:
-        request = parse([str(asynchronous.folder), "--envs", ENVIRONMENTS])
-        advised = of_run(read_run(asynchronous.folder), request)
+        sizes = ["--envs", ENVIRONMENTS] if asynchronous.pipeline.size_flags else []
+        request = parse([str(asynchronous.folder), *sizes])
+        advised = advised_of(request)
         found = advised, advise(advised, request)
     except ConfigError as error:
         silence = str(error)

@@ -94,7 +94,7 @@ def test_rows_say_how_far_the_run_was_at_their_version(tmp_path: Path) -> None:
 
 
 def test_the_oldest_evaluations_leave_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lzero_async.runs.application.KEPT_EVALUATIONS", 2)
+    monkeypatch.setattr("lzero_async.runs.scored.KEPT_EVALUATIONS", 2)
     assert main(arguments(tmp_path / "run", "sync", eval_every=2)) == 0
     assert [row["version"] for row in results_of(tmp_path / "run")["evaluations"]] == [6, 6]
 

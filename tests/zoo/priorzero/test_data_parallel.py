@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from lzero_async import Parcel, make_backend
 from lzero_async.errors import ConfigError, Stopped, WorkerDied
-from lzero_async.runs.application import thread_limit
+from lzero_async.runs.role_set import thread_limit
 from lzero_async.workers.calls import CallStop
 from tests.zoo.priorzero.test_learner import FEATURES, SLOTS, episode
 from zoo.jericho.priorzero.learn.rank_errors import GroupBroken, RankFailed

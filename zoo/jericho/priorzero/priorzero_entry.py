@@ -21,8 +21,8 @@ from typing import Any
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from lzero_async.runs.application import carry_through
 from lzero_async.runs.folder_lock import FolderLock
+from lzero_async.runs.program import run_program
 from lzero_async.runs.run_dir import (
     exit_code,
     find_checkpoint,
@@ -173,7 +173,7 @@ def _train(options: Any, game: Any, folder: Path, saved: Path | None, state: dic
         agent.resume(saved, state)
         return f"resumed from {saved} at {agent.env_steps:,} environment steps"
 
-    return carry_through(
+    return run_program(
         agent, None if saved is None else resume, ENDS,
         lambda rows, reason: _report(agent, rows or [], reason),
     )  # fmt: skip

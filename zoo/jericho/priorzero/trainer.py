@@ -22,8 +22,9 @@ from easydict import EasyDict
 from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Parcel, Recovery, Worker, make_backend
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.runs import checkpoint
-from lzero_async.runs.application import PLACES, Application, thread_limit
-from lzero_async.runs.pipeline import PipelineDescription
+from lzero_async.runs.application import Application
+from lzero_async.runs.applications import PipelineDescription
+from lzero_async.runs.role_set import PLACES
 from lzero_async.telemetry.quantities import QUANTITIES, label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
@@ -133,25 +134,20 @@ class PriorZero(Application):
                 made[key] = Parts(self.options, self.game, self.folder, threads=key[0], llm_device=key[1])
             return made[key]
 
-        def start(name: str, factory: Callable[..., Any], *, here: bool = False, **environment: str) -> Worker:
+        def start(name: str, factory: Callable[..., Any], **how: Any) -> Worker:
             threads = threads_of(self.options, name.rstrip("0123456789 "))
-            return self.backend.start(
-                name,
-                factory,
-                on_event=self._told,
-                environment={**thread_limit(threads), **environment},
-                output=str(self.folder / f"{name.replace(' ', '-')}.out"),
-                here=here,
-            )
+            return self.role_set.start(name, factory, threads=threads, on_event=self._told, **how)
 
         ranks, alone = policy.learner_ranks, on_loopback() if policy.learner_ranks > 1 else {}
         device = partial(device_of, policy.learner_device)
-        self.learner = start("learner", partial(roles.learner, parts("learner"), device(0)), here=True, **alone)
+        self.learner = start(
+            "learner", partial(roles.learner, parts("learner"), device(0)), pin_to_driver=True, **alone
+        )
         self.ranks = [
             start(
                 f"learner rank {rank}",
                 partial(roles.rank, parts("learner rank"), rank, device(rank)),
-                here=True,
+                pin_to_driver=True,
                 **alone,
             )
             for rank in range(1, ranks)
@@ -201,7 +197,7 @@ class PriorZero(Application):
             if report is not None and worker is not self.learner and worker not in self.ranks:
                 self._report_reuse(worker, report)
         if self.backend.kind in PLACES:
-            self.progress.note(f"ready after {time.monotonic() - self._started:.0f} s")
+            self.progress.note(f"ready after {self.gone:.0f} s")
         self._locate()
 
     def _roles(self) -> list[Worker]:
