@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.applications import Command, find_application, installed, resolve
+from lzero_async.runs.applications import Command, find_application, how_to_install, installed, resolve
 from lzero_async.runs.run_dir import BAD_INPUT
 
 TOOLS: Final = {
@@ -40,7 +40,13 @@ def _train(words: list[str]) -> int:
     if not words or words[0] in HELP:
         print(_usage_of_train(), file=sys.stdout if words else sys.stderr)
         return 0 if words else BAD_INPUT
-    return int(resolve(find_application(words[0]).train)(words[1:]))
+    entry = find_application(words[0])
+    try:
+        return int(resolve(entry.train)(words[1:]))
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{entry.name} needs {error.name}, which is not installed here; install it: {how_to_install(words[0])}."
+        ) from error
 
 
 def _command(name: str) -> Command:

@@ -166,6 +166,16 @@ def find_application(name: str) -> ApplicationEntry:
     return entry
 
 
+def how_to_install(name: str) -> str:
+    """The command that installs what an installed application needs."""
+    if find_application(name).lock:
+        return f"lzero-async setup {name}"
+    package = installed()[name].dist
+    if package is None or name not in (package.metadata.get_all("Provides-Extra") or ()):
+        return "see its documentation"
+    return f"pip install '{package.name}[{name}]'"
+
+
 def resolve(name: str) -> Callable[..., Any]:
     """The function that `module:function` names."""
     module, _, function = name.partition(":")

@@ -218,6 +218,17 @@ def test_setup_says_what_the_wheels_own_lock_would_install(fresh: Path) -> None:
     assert not any((fresh.parent / "lib").glob("python*/site-packages/torch*"))
 
 
+@pytest.mark.parametrize(("application", "how"), [
+    ("priorzero", "lzero-async setup priorzero."), ("mbpo", "pip install 'lzero-async[mbpo]'."),
+])  # fmt: skip
+def test_an_application_without_its_packages_says_how_to_install_them(fresh: Path, application: str, how: str) -> None:
+    words = [fresh / "lzero-async", "train", application]
+    done = subprocess.run(words, cwd=fresh.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    said = re.fullmatch(r"error: (\w+) needs \w+, which is not installed here; install it: (.+)\n", done.stderr)
+    assert said is not None and said.groups() == (application, how), done.stderr
+
+
 def test_setup_installs_the_lock_of_any_application(fresh: Path, tmp_path: Path) -> None:
     """From wheels: an application that this repository does not know, whose lock pins one package."""
     part = tiny_wheel(tmp_path, "tinypart", {"tinypart.py": "x = 1\n"})

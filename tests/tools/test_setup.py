@@ -171,8 +171,9 @@ def test_an_application_without_a_lock_says_what_pip_installs(monkeypatch, capsy
         in capsys.readouterr().err
     )
     point = metadata.EntryPoint("alone", "x:y", applications.GROUP)
-    monkeypatch.setattr(command, "installed", lambda: {"alone": point})
-    monkeypatch.setattr(command, "find_application", lambda name: ApplicationEntry(name, "", "x:y"))
+    monkeypatch.setattr(applications, "installed", lambda: {"alone": point})
+    for module in (applications, command):
+        monkeypatch.setattr(module, "find_application", lambda name: ApplicationEntry(name, "", "x:y"))
     assert command.main(["alone"]) == 2
     assert "see its documentation" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import Final
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.applications import find_application, installed
+from lzero_async.runs.applications import find_application, how_to_install
 from lzero_async.runs.options import program_parser, with_underscores
 from lzero_async.tools.setup.locked import TORCH, Lock, alone, check_environment, exit_code, install, read_lock
 
@@ -61,21 +61,13 @@ def _lock_file(application: str) -> Path:
     name = find_application(application).lock
     if not name:
         raise ConfigError(
-            f"{application} carries no lock, since pip can install what it needs: {_by_pip(application)}."
+            f"{application} carries no lock, since pip can install what it needs: {how_to_install(application)}."
         )
     package, _, file = name.partition(":")
     found = Path(str(importlib.resources.files(package) / file))
     if not found.is_file():
         raise ConfigError(f"The lock {name}, which {application} names, is not installed; install {application} again.")
     return found
-
-
-def _by_pip(application: str) -> str:
-    """What a user gives pip, where the application's package has an extra of its name."""
-    package = installed()[application].dist
-    if package is None or application not in (package.metadata.get_all("Provides-Extra") or ()):
-        return "see its documentation"
-    return f"pip install '{package.name}[{application}]'"
 
 
 def plan(application: str, lock: Lock, missing: Sequence[str], *, listed: bool) -> str:
