@@ -10,22 +10,44 @@ from typing import Any, Final
 import pytest
 
 GROUPS: Final = {
-    "timing": ("test_backends", "test_coordinator", "test_loop", "test_machines", "test_regressions"),
+    "timing": ("test_backends", "test_coordinator", "test_loop", "test_liveness", "test_regressions"),
     "ray": ("test_ray_",),
     "docs": ("test_docs", "test_packaging"),
 }
+LONGEST: Final = ("docs", "ray", "tests/zoo/priorzero/test_run.py", "tests/zoo/episode_ppo/test_bad_data.py",
+    "tests/zoo/episode_ppo/test_run.py", "tests/zoo/episode_ppo/test_chaos.py", "tests/zoo/priorzero/test_data_parallel.py",
+    "tests/zoo/test_poisoned.py", "tests/zoo/priorzero/test_reanalyze.py", "tests/zoo/mbpo/test_bad_data.py",
+    "tests/zoo/mbpo/test_run.py", "tests/zoo/mbpo/test_chaos.py", "tests/zoo/episode_ppo/test_nasim.py",
+    "tests/zoo/priorzero/test_soundness.py", "tests/workers/test_chaos.py", "tests/zoo/priorzero/test_vllm.py",
+    "tests/zoo/priorzero/test_vllm_pool.py",
+)  # fmt: skip
+"""Groups by the seconds that they take, measured (`make test` prints the durations)."""
 
 
 def group_of(nodeid: str) -> str:
     """What runs in one process, in order: each of the groups above, and otherwise a file, whose fixtures are expensive."""
-    name = Path(nodeid.partition("::")[0]).stem
-    return next((group for group, starts in GROUPS.items() if name.startswith(starts)), name)
+    path = nodeid.partition("::")[0]
+    return next((group for group, starts in GROUPS.items() if Path(path).stem.startswith(starts)), path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest is `slow`, but for the documentation, which has quick tests, too. With several processes it comes
+    first, so that they end together."""
+    rank = {group: place for place, group in enumerate(LONGEST)}
+    for item in items:
+        if group_of(item.nodeid) in LONGEST[1:]:
+            item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank.get(group_of(item.nodeid), len(rank)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Deal out groups, not tests. Marks of pytest-xdist's own groups are lost with this version of pytest."""
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False  # they are in order
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:

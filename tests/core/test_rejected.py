@@ -12,8 +12,8 @@ import pytest
 
 from lzero_async import AsyncTrainingCoordinator, Bound, CollectContext, ConfigError, Recovery
 from lzero_async.core.statistics import format_box
-from lzero_async.core.trace import read_trace
 from lzero_async.testing import VirtualClock
+from lzero_async.tools.traces import read_events
 
 PATIENT = Recovery(restart_backoff=0.001)
 QUIET: dict[str, Any] = {"handle_signals": False, "print_statistics": False}
@@ -137,7 +137,7 @@ def test_it_is_counted_saved_traced_and_shown(tmp_path: Path) -> None:
         assert "failed: 0, rejected: 1, abandoned: 0" in format_box(coordinator.get_statistics())
         coordinator.reset_counters()
         assert coordinator.get_statistics()["rejected"] == 0
-    assert [event["name"] for event in read_trace(tmp_path / "trace.json") if event["ph"] == "X"] == [
+    assert [event["name"] for event in read_events(tmp_path / "trace.json") if event["ph"] == "X"] == [
         "collect rejected"
     ]
     with AsyncTrainingCoordinator(1) as resumed:
