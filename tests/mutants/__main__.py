@@ -99,7 +99,11 @@ def main() -> int:
             chosen = [mutant for mutant in chosen if not here.get(_known_as(mutant), {"killed": False})["killed"]]
             if options.rev is None:
                 results.forget(chosen)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+        ):  # which a job in the background would ignore, and its tests with it
+            signal.signal(number, signal.default_int_handler)
         run(chosen, trees, results)
     return verdict(results)
 

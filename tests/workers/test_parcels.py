@@ -25,7 +25,7 @@ from lzero_async.core.weights import WeightStore
 from lzero_async.testing import ScriptedRole
 from lzero_async.workers import parcels
 from lzero_async.workers._channel import Wire, WireClosed
-from lzero_async.workers.parcels import KEPT_REGIONS, SMALL, WATCHED_REGIONS, RegionPool
+from lzero_async.workers.parcels import KEPT_REGIONS, SMALL, WATCHED_REGIONS, RegionPool, Stored
 
 BIG = 100_000
 
@@ -696,3 +696,16 @@ def test_small_parcels_are_read_as_they_are_opened() -> None:
 def test_a_torch_that_another_thread_is_importing_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     assert parcels.loads(parcels.dumps({"a": range(3)})) == {"a": range(3)}
+
+
+def test_a_stored_parcel_is_read_and_opened_from_where_it_lies() -> None:
+    parcel = Parcel({"x": np.arange(4.0)}, meta="mine")
+    stored = parcel.store(lambda payload, buffers: Stored(payload, [bytes(buffer) for buffer in buffers]))
+    assert parcel.store(lambda payload, buffers: pytest.fail("it is stored already")) is stored
+    arrived = Parcel.of_stored(stored, parcel.meta)
+    assert arrived.nbytes == len(stored.payload) + 32
+    read, opened = arrived.read()["x"], arrived.open()["x"]
+    assert read.tolist() == opened.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert not read.flags.writeable
+    opened[0] = 9.0
+    assert arrived.open()["x"][0] == 0.0

@@ -234,7 +234,7 @@ def test_bad_arguments_are_named(attack: Any, env_args: dict[str, Any], text: st
         make_env(FACTORY, env_args)
 
 
-@pytest.mark.parametrize("fully_obs", [False, True])
+@pytest.mark.parametrize("fully_obs", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_ppo_learns_the_tiny_network(attack: Any, fully_obs: bool) -> None:
     """Random play returns about 93; after 5 updates of 60 episodes it is well above."""
     threads = torch.get_num_threads()
