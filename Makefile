@@ -54,7 +54,7 @@ pictures: $(STAMP) ## the pictures of everything that there is to see, of make t
 chaos: $(STAMP) ## kill every role of the real agent, busy and idle, and take machines of a Ray cluster away (about 8 minutes)
 	$(PY) -m pytest -m chaos
 
-check: lint types ## lint, types and the fast tests
+check: lint types ## lint, types and the quick tests
 	$(PY) -m pytest $(PARALLEL) -m "not slow and not soak and not vllm and not chaos and not browser"
 
 lint: $(STAMP) ## ruff and import-linter
@@ -105,10 +105,10 @@ vllm-test: vllm ## the tests that need a real vLLM (CPU build; about 10 minutes)
 game: ## compile the shipped game again (needs inform6) and check that it is the frozen one
 	$(or $(PYTHON),python3) zoo/jericho/priorzero/games/build.py
 
-soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points, 100,000 parcels (about 25 minutes)
+soak: $(STAMP) ## long random runs: a million steps of the state machine, the deep walk, 200 kill points, 100,000 parcels, every documented command
 	$(PY) -m pytest -m soak -p no:cacheprovider
 
-mutants: $(STAMP) ## break one line at a time (25 by hand, 150 drawn) and see whether the tests notice (about 25 minutes; resumable)
+mutants: $(STAMP) ## break one line at a time (25 by hand, 150 drawn) and see whether the tests notice (resumable)
 	$(PY) -m tests.mutants $(ARGS)
 
 lock: $(STAMP) ## resolve requirements/*.in into the locks again (UPGRADE=1: let the pins move)
