@@ -35,9 +35,11 @@ class CollectContext(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a train gets: the data of one collect, or, when `replay` is true, nothing new (`data` is None).
+    """What a train gets: the data of one collect, or, when `replay` is true, nothing new (`data` is None). With
+    `collects_per_train` above 1, `data` is the list of its collects' data in the order of their starts.
 
-    `version` is the one it was collected with; `staleness` is how many versions later its train starts.
+    `version` is the one it was collected with; `staleness` is how many versions later its train starts. Of several collects
+    these and `id` are the oldest's.
     """
 
     id: int

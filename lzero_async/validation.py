@@ -102,13 +102,14 @@ def resolve_degree(degree: Any, buffer_size: int, batch_size: int) -> tuple[int,
     )
 
 
-def warn_about_collectors(num_collectors: int, degree: int) -> None:
+def warn_about_collectors(num_collectors: int, degree: int, per_train: int = 1, oversampling: int = 0) -> None:
     """Warn when the degree can never admit all collectors at once."""
-    usable = max(1, degree)
+    usable = max(1, degree * per_train + oversampling)
+    enough = -((oversampling - num_collectors) // per_train)
     if num_collectors > usable:
         warnings.warn(
             f"num_collectors is {num_collectors}, but off_policy_degree {degree} admits at most {usable} collect(s) at "
-            f"once, so {num_collectors - usable} collector(s) will always wait. Raise the degree to {num_collectors} or "
+            f"once, so {num_collectors - usable} collector(s) will always wait. Raise the degree to {enough} or "
             f"use {usable} collector(s).",
             stacklevel=3,
         )

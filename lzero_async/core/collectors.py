@@ -54,11 +54,11 @@ class CollectorSession(Session):
             threads.start(f"collector-{worker}", partial(self._collect_on_and_on, worker))
 
     def _collect_here(self, runner: LoopRunner) -> bool:
-        """Degree 0: collect the batch to train next, unless one is owed; return whether there is one."""
+        """Degree 0: collect what the next train takes, unless that is owed; return whether it is there."""
         failures = 0
-        while not self.keeper.gate.waiting and not self._ended():
+        while not self.keeper.gate.ready and not self._ended():
             failures = self._collect_once(0, runner, failures, self._time_left())
-        return bool(self.keeper.gate.waiting)
+        return self.keeper.gate.ready
 
     def _collect_on_and_on(self, worker: int) -> None:
         """The body of a collector thread."""

@@ -116,6 +116,8 @@ class AsyncTrainingCoordinator:
             policy=bound.staleness_policy,
             publish_every=bound.publish_every,
             max_train_ahead=bound.max_train_ahead,
+            collects_per_train=bound.collects_per_train,
+            oversampling=bound.oversampling,
             capacity=bound.queue_capacity,
             order=bound.queue_order,
         )
@@ -124,7 +126,8 @@ class AsyncTrainingCoordinator:
             highest = max(degree, num_collectors, min(HIGH_DEGREE, auto_degree(buffer_size, batch_size)))
             self._adaptive = adaptive_degree(gate, group_of("adaptation", adaptation, Adaptation), highest)
         if bound.queue_capacity is None:
-            warn_about_collectors(num_collectors, degree if self._adaptive is None else self._adaptive.high)
+            high = degree if self._adaptive is None else self._adaptive.high
+            warn_about_collectors(num_collectors, high, gate.per_train, gate.oversampling)
         if how:
             print(how, flush=True)
         self.clock: Clock = clock or RealClock()
@@ -177,7 +180,7 @@ class AsyncTrainingCoordinator:
     @property
     def train_count(self) -> int:
         """Finished trains since the start or the last reset; replays are counted apart."""
-        return self._keeper.recorder.count(self._keeper.gate, "trained")
+        return self._keeper.recorder.count(self._keeper.gate, "trains")
 
     @property
     def collect_train_lag(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from lzero_async.core.activity import Activity
@@ -53,7 +53,7 @@ class Parked:
         self.grant: Ticket | None = None
         self.error: Stopped | None = None
         self.held_back = False
-        self.rank = (0, 0)  # of a finished collect: its deadline, and who came first
+        self.rank = (0, 0)  # of a finished collect: its deadline (or start), and who came first
 
     def __lt__(self, other: Parked) -> bool:
         return self.rank < other.rank
@@ -315,14 +315,15 @@ class Gatekeeper:
         with self.lock:
             gate = self.gate
             replay = gate.running == "replay"
-            done = None if replay else gate.waiting[0]
-            staleness = 0 if done is None else gate.version - done.version
+            version = gate.version
             if dropped := gate.finish_train():
                 self._forget(dropped)
             self._turn = None
-            if done is not None:
-                del self.data[done.id]
-                self.recorder.trained_on(staleness)
+            if not replay:
+                done = gate.ended
+                for ticket in done:
+                    del self.data[ticket.id]
+                self.recorder.trained_on(version - (done[0] if len(done) == 1 else min(done)).version)
             if published:
                 gate.publish()
             try:
@@ -332,6 +333,18 @@ class Gatekeeper:
                 self._starved = False
                 self._settle()
                 self.recorder.ran("replay" if replay else "train", start, end)
+
+    def training(self) -> tuple[Ticket, ...]:
+        """The batches of the train that runs, in the order in which their collects started."""
+        with self.lock:
+            return tuple(sorted(self.gate.group()))
+
+    def abandon_remainder(self) -> None:
+        """All is collected: give up the batches that are too few for a train."""
+        with self.lock:
+            if not self.gate.tickets:
+                self._forget(self.gate.abandon_remainder())
+                self._settle()
 
     def count_failed_train(self, start: float, end: float, error: BaseException) -> bool:
         """A train raised and is tried again at once; return whether one has failed with such an error before."""
@@ -439,13 +452,13 @@ class Gatekeeper:
             self._serve(collects[0], ticket)
         # What waits for a train: committed batches that are not being trained, and finished collects that the degree holds back.
         gate, recorder = self.gate, self.recorder
-        queued = len(gate.waiting) + len(commits) - (gate.running == "train")
+        queued = len(gate.waiting) + len(commits) - (gate.per_train if gate.running == "train" else 0)
         if queued != recorder.queued:
             recorder.queue_is(queued, self.clock.now())
 
     def _look_at_room(self) -> None:
         """The room for batches that wait may have changed."""
-        room = self.gate.capacity or self.gate.degree
+        room = self.gate.capacity or self.gate.degree * self.gate.per_train
         if room != self.recorder.room:
             self.recorder.room_is(room, self.clock.now())
 
@@ -478,7 +491,8 @@ class Gatekeeper:
             self._lines[parked.kind].append(parked)
         else:
             self._arrivals += 1
-            parked.rank = parked.ticket.deadline, self._arrivals
+            oversampled = self.gate.oversampling > 0  # then the order is that of the starts
+            parked.rank = parked.ticket.id if oversampled else parked.ticket.deadline, self._arrivals
             heapq.heappush(self._commits, parked)
         return parked
 
@@ -552,8 +566,10 @@ class Gatekeeper:
         gate, count, tickets = self.gate, self.recorder.count, len(self.gate.tickets)
         if self._max_collect is not None and count(gate, "committed") + tickets >= self._max_collect:
             return "max_collect"
-        if self._max_train is not None and count(gate, "trained") + len(gate.waiting) + tickets >= self._max_train:
-            return "max_train"
+        if self._max_train is not None:
+            wanted = (self._max_train - count(gate, "trains")) * gate.per_train + gate.oversampling
+            if len(gate.waiting) + tickets >= wanted:
+                return "max_train"
         return None
 
     def _drained(self) -> bool:
@@ -562,7 +578,7 @@ class Gatekeeper:
         return (
             self._max_collect is not None
             and not gate.tickets
-            and not gate.waiting
+            and not gate.ready
             and gate.running is None
             and self.recorder.count(gate, "committed") >= self._max_collect
         )
@@ -581,7 +597,7 @@ class Gatekeeper:
 
     def _at_once(self) -> int:
         gate = self.gate
-        return gate.active_collectors if gate.capacity is not None else min(gate.active_collectors, gate.degree or 1)
+        return gate.active_collectors if gate.capacity is not None else min(gate.active_collectors, gate.room or 1)
 
     def _start_eval(self) -> Ticket:
         self.gate.start_eval()
@@ -608,7 +624,7 @@ class Gatekeeper:
         self.gate.reject(ticket.id)
         self._holders.pop(ticket.id, None)
 
-    def _forget(self, dropped: list[Ticket]) -> None:
+    def _forget(self, dropped: Iterable[Ticket]) -> None:
         for ticket in dropped:
             self.data.pop(ticket.id, None)
 

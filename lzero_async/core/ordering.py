@@ -23,15 +23,16 @@ class Deadlines:
     """How many of the collects `of` a gate end by which deadline.
 
     A binary tree over the bits of the deadlines. A node covers the deadlines that share their higher bits and knows how many
-    collects end there, and its pressure: the largest "collects that end by d, less d" of its deadlines d. Since collects that
-    start their trains at s, s + 1, ... in the order of their deadlines need "collects that end by d <= d + 1 - s" for every d,
-    a pressure of 1 - s is the most that such a start allows. The highest level has at most two nodes.
+    collects end there, and its pressure: the largest "collects that end by d, less m d" of its deadlines d, where a train
+    takes m of them. Collects in the order of their deadlines stand at the places p, p + 1, ..., and those of version v are
+    m v, ..., m v + m - 1. So they need "collects that end by d <= m (d + 1) - p" for every d, and a pressure of m - p is the
+    most that the place p allows. The highest level has at most two nodes.
     """
 
-    __slots__ = ("_levels", "of")
+    __slots__ = ("_levels", "_per_train", "of")
 
-    def __init__(self, of: Mapping[int, Dated]) -> None:
-        self.of = of
+    def __init__(self, of: Mapping[int, Dated], per_train: int = 1) -> None:
+        self.of, self._per_train = of, per_train
         self._levels: list[dict[int, tuple[int, int]]] = [{}]
         for ticket in of.values():
             self.change(ticket.deadline, 1)
@@ -41,7 +42,7 @@ class Deadlines:
         levels = self._levels
         known = levels[0].get(deadline)
         count = by if known is None else known[0] + by
-        node = (count, count - deadline) if count else None
+        node = (count, count - self._per_train * deadline) if count else None
         key, top = deadline, levels[-1]
         for nodes in levels:
             if node is None:
@@ -64,9 +65,9 @@ class Deadlines:
             higher[key >> 1] = node if left is None else _joined(left, node)
         self._levels.append(higher)
 
-    def pressed(self, start: int) -> int | None:
-        """The first deadline that is missed if the first of the collects starts its train at `start`, or None."""
-        limit, before = 1 - start, 0
+    def pressed(self, place: int) -> int | None:
+        """The first deadline that is missed if the first of the collects stands at this place, or None."""
+        limit, before = self._per_train - place, 0
         top = len(self._levels) - 1
         roots = self._levels[top]
         for key in roots if len(roots) < 2 else sorted(roots):

@@ -80,6 +80,8 @@ class Session:
             self.deliver()
         except BaseException as error:
             self._fail(error)
+        if self.reason == "max_collect":
+            self.keeper.abandon_remainder()
         self.keeper.set_limits(None, None)
         coordinator.end_run()
 
@@ -89,7 +91,7 @@ class Session:
             self._end(self.signal.stop_reason)
         elif self.max_train is not None and coordinator.train_count >= self.max_train:
             self._end("max_train")
-        elif self._all_collected() and not (gate.waiting or gate.tickets):
+        elif self._all_collected() and not (gate.ready or gate.tickets):
             self._end("max_collect")
         elif left is not None and left <= 0:
             self._end("max_seconds")

@@ -21,7 +21,9 @@ class Bound:
     """How far collecting and training may drift apart, beside the degree. The gate checks these values against the degree.
 
     staleness_policy: `wait`, `drop` or `allow`. publish_every: trains between two publications of the weights.
-    max_train_ahead: extra trains on old data in a row while no batch waits. queue_capacity: let the waiting batches be a
+    max_train_ahead: extra trains on old data in a row while none can start on new. collects_per_train: collects that one
+    train takes; its `data` is then the list of theirs. oversampling: collects that may be open beyond those that can be
+    trained in time; what comes too late is dropped (only with `drop`). queue_capacity: let the waiting batches be a
     queue of so many that never holds a collector back: a full one drops its oldest batch, counted (not with `wait`).
     queue_order: `fifo`, or `priority` with priority=, a function of a collect's data: the highest is trained first, the
     lowest dropped first.
@@ -30,6 +32,8 @@ class Bound:
     staleness_policy: Policy = "wait"
     publish_every: int = 1
     max_train_ahead: int = 0
+    collects_per_train: int = 1
+    oversampling: int = 0
     queue_capacity: int | None = None
     queue_order: Literal["fifo", "priority"] = "fifo"
     priority: Callable[[Any], float] | None = None

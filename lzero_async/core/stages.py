@@ -198,7 +198,7 @@ class CollectStage(Stage):
 
 
 class TrainStage(Stage):
-    """A train of the oldest batch, or a replay; publishes the weights when they are due."""
+    """A train of the oldest batch or batches, or a replay; publishes the weights when they are due."""
 
     name = "train"
     _before: Mapping[str, Any] | None = None
@@ -227,7 +227,9 @@ class TrainStage(Stage):
         if ticket is REPLAY:
             return Batch(-1, None, keeper.gate.version, 0, True, keeper.signal)
         staleness = keeper.gate.version - ticket.version
-        return Batch(ticket.id, keeper.data[ticket.id], ticket.version, staleness, False, keeper.signal)
+        several = keeper.gate.per_train > 1
+        data = [keeper.data[one.id] for one in keeper.training()] if several else keeper.data[ticket.id]
+        return Batch(ticket.id, data, ticket.version, staleness, False, keeper.signal)
 
     def leave(self, result: Any, make_waiter: MakeWaiter) -> Ticket | Parked | None:
         keeper, gate = self.keeper, self.keeper.gate
@@ -238,9 +240,12 @@ class TrainStage(Stage):
             if self.parts.trace is not None:
                 self.parts.trace.published(end, keeper.clock.now(), version)
         self.ended(keeper.clock.now())
-        self._finish(end)
-        if self.parts.trace is not None:
-            self._show(end, version)
+        if self.parts.trace is None:
+            self._finish(end)
+        else:
+            batches = [] if self.ticket is REPLAY else [ticket.id for ticket in keeper.training()]
+            self._finish(end)
+            self._show(end, version, batches)
             self.parts.trace.counters(keeper.clock.now(), **_counters(keeper))
         if self.parts.on_publish is not None and gate.published == version:
             self.parts.on_publish(version)
@@ -259,12 +264,12 @@ class TrainStage(Stage):
             published = latest is not None and latest.version == version
         self.keeper.finish_train(self.start, end, published, self.parts.after, self.result[0])
 
-    def _show(self, end: float, version: int) -> None:
+    def _show(self, end: float, version: int, batches: list[int]) -> None:
         assert self.parts.trace is not None
         if self.ticket is REPLAY:
             self.parts.trace.span(LEARNER, "replay", self.start, end, version=version)
         else:
-            self.parts.trace.train(self.start, end, self.ticket.id, version, version - 1 - self.ticket.version)
+            self.parts.trace.train(self.start, end, batches, version, version - 1 - self.ticket.version)
 
     def again(self, error: BaseException) -> bool:
         again = self.retries > 0 and self._before is not None and isinstance(error, Exception)
@@ -361,6 +366,6 @@ def _counters(keeper: Gatekeeper) -> dict[str, int]:
     gate = keeper.gate
     with keeper.lock:  # a full queue holds one more for the moment in which it drops one
         lag = len(gate.waiting)
-        queue = lag - (gate.running == "train")
+        queue = lag - (gate.per_train if gate.running == "train" else 0)
         counters = {"lag": lag, "queue": queue, "open_collects": len(gate.tickets), "degree": gate.degree}
         return counters if gate.capacity is None else {**counters, "queue_capacity": gate.capacity}

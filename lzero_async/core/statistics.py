@@ -10,7 +10,7 @@ from lzero_async.core.gate import Gate
 from lzero_async.errors import ConfigError
 from lzero_async.types import TrainReport
 
-COUNTERS: Final = ("committed", "trained", "replayed", "failed", "dropped", "rejected", "abandoned")
+COUNTERS: Final = ("committed", "trained", "trains", "replayed", "failed", "dropped", "rejected", "abandoned")
 EXACT_STALENESS: Final = 127  # above that batches are counted by powers of two, so that the counts stay few
 RULE: Final = "=" * 80
 
@@ -142,16 +142,19 @@ class Recorder:
             "mode": "SYNCHRONOUS" if gate.degree == 0 else "ASYNCHRONOUS",
             "off_policy_degree": gate.degree,
             "staleness_policy": gate.policy,
+            "collects_per_train": gate.per_train,
+            "oversampling": gate.oversampling,
             "queue_capacity": gate.capacity,
             "active_collectors": gate.active_collectors,
             "collect_count": self.count(gate, "committed"),
-            "train_count": self.count(gate, "trained"),
+            "train_count": self.count(gate, "trains"),
+            "trained_collects": self.count(gate, "trained"),
             "replay_count": self.count(gate, "replayed"),
             "eval_count": int(sums["eval_runs"]),
             "version": gate.version,
             "open_collects": len(gate.tickets),
             "collect_train_lag": len(gate.waiting),
-            "lag_bound": max(1, gate.degree) if gate.capacity is None else gate.capacity + 1,
+            "lag_bound": gate.lag_bound if gate.capacity is None else gate.capacity + 1,
             "mean_lag": _ratio(sums["lag"], sums["lag_runs"]),
             "max_lag": int(sums["lag_max"]),
             "queue_fill": min(1.0, _ratio(*self.queue_seconds())),
@@ -255,7 +258,10 @@ def format_box(statistics: Mapping[str, Any]) -> str:
 
 def _bound(s: Mapping[str, Any]) -> str:
     queue = s["queue_capacity"]
-    return f"degree {s['off_policy_degree']}" if queue is None else f"queue of {queue}"
+    if queue is not None:
+        return f"queue of {queue}"
+    several = f", {s['collects_per_train']} collects per train" if s["collects_per_train"] > 1 else ""
+    return f"degree {s['off_policy_degree']}{several}"
 
 
 def _ratio(total: float, count: float) -> float:

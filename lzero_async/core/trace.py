@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -86,14 +86,17 @@ class TraceWriter:
             self._arrow("s", "batch", batch, pid, tid, max(start, end - _INSIDE))
             self._flush_if_due(end)
 
-    def train(self, start: float, end: float, batch: int, version: int, staleness: int) -> None:
-        """Record a train and the end of the arrow from its batch's collect."""
+    def train(self, start: float, end: float, batches: Sequence[int], version: int, staleness: int) -> None:
+        """Record a train and the ends of the arrows from the collects of its batches, the oldest first."""
         with self.lock:
             if self._closed:
                 return
-            args = {"batch": batch, "version": version, "staleness": staleness}
+            args: dict[str, Any] = {"batch": batches[0], "version": version, "staleness": staleness}
+            if len(batches) > 1:
+                args["batches"] = list(batches)
             pid, tid = self._span(LEARNER, "train", start, end, args)
-            self._arrow("f", "batch", batch, pid, tid, start)
+            for batch in batches:
+                self._arrow("f", "batch", batch, pid, tid, start)
             self._flush_if_due(end)
 
     def published(self, start: float, end: float, version: int) -> None:
@@ -141,7 +144,7 @@ class TraceWriter:
                 os.close(self._file)
                 self._closed = True
 
-    def _span(self, track: str, name: str, start: float, end: float, args: dict[str, int]) -> tuple[int, int]:
+    def _span(self, track: str, name: str, start: float, end: float, args: dict[str, Any]) -> tuple[int, int]:
         extra = ",".join(f'"{key}":{value if type(value) is int else _encoded(value)}' for key, value in args.items())
         tid, pid = self._tracks.get(track) or self._new_track(track), self._pids.get(track, 1)
         first, last = _ticks(start), _ticks(end)  # rounded before the length is taken: spans in a row never overlap

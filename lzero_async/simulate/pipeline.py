@@ -283,7 +283,7 @@ class _Pipeline:
             gate.set_degree(self.adaptive.degree)
         self.starved = False
         self.degrees.append(gate.degree)
-        if self.eval_every and gate.trained % self.eval_every == 0:
+        if self.eval_every and gate.trains % self.eval_every == 0:
             if self.async_eval:
                 self._evaluate_beside()
             else:

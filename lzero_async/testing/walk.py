@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from lzero_async.core.gate import Gate
+from lzero_async.core.gate import Gate, Ticket
 
 
 class WalkFailure(AssertionError):
@@ -70,7 +70,7 @@ def walk(
                 todo.append(successor)
         if not progress:
             gate = node.gate
-            if gate.running or gate.waiting or gate.tickets or gate.admitted < node.left.batches:
+            if gate.running or gate.ready or gate.tickets or gate.admitted < node.left.batches:
                 raise _failure(node, "deadlock: nothing can go on")
             finished += 1
     return WalkResult(len(seen), steps, finished)
@@ -81,7 +81,7 @@ def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _
     gate, left = node.gate, node.left
     if gate.admitted < left.batches and gate.collect_rule() is None:
         yield True, _after(node, "collect", _checked_start)
-    for ticket in {(t.version, t.deadline): t for t in gate.tickets.values()}.values():
+    for ticket in _different(gate):
         if gate.commit_rule(ticket.id) is None:
             for priority in (0.0, 1.0) if gate.order == "priority" else (0.0,):
                 commit = partial(_checked_commit, ticket_id=ticket.id, priority=priority)
@@ -117,6 +117,13 @@ def _successors(node: _Node, degrees: tuple[int, ...]) -> Iterator[tuple[bool, _
             yield False, _after(node, f"resume keep={keep}", partial(_resume, keep_waiting=keep), interrupts=True)
 
 
+def _different(gate: Gate) -> Iterable[Ticket]:
+    """The open tickets, of equals one; where batches stand in the order of their start, none is like another."""
+    if gate.oversampling:
+        return gate.tickets.values()
+    return {(t.version, t.deadline): t for t in gate.tickets.values()}.values()
+
+
 def _after(node: _Node, step: str, act: Callable[[Gate], object], *, interrupts: bool = False) -> _Node:
     gate = _copy(node.gate)
     left = Budget(node.left.batches, node.left.interruptions - 1) if interrupts else node.left
@@ -135,19 +142,23 @@ def _checked_start(gate: Gate) -> None:
     assert len(gate.tickets) <= gate.num_collectors, "more open collects than collectors"
     assert ticket.deadline == ticket.version + gate.degree, "a deadline that is not version + degree"
     if gate.degree == 0:
-        assert gate.running is None and not gate.waiting and len(gate.tickets) == 1, "two stages at once at degree 0"
+        assert gate.running is None and not gate.ready and len(gate.tickets) == 1, "two stages at once at degree 0"
         assert ticket.version == gate.version, "old weights at degree 0"
+    elif gate.capacity is None:
+        most = gate.per_train * (gate.degree + (gate.running == "train")) + gate.oversampling
+        assert len(gate.waiting) + len(gate.tickets) <= most, "more collects than the lag and the oversampling allow"
 
 
 def _checked_commit(gate: Gate, ticket_id: int, priority: float) -> None:
-    before, first = gate.dropped, gate.waiting[0] if gate.running == "train" else None
+    before, training = gate.dropped, gate.group() if gate.running == "train" else ()
     dropped = gate.commit(ticket_id, priority)
     assert gate.dropped - before == len(dropped), "drops that are not counted"
     if gate.capacity is None:
-        assert len(gate.waiting) <= max(1, gate.degree), f"lag {len(gate.waiting)} at degree {gate.degree}"
+        bound = gate.per_train * max(1, gate.degree)
+        assert len(gate.waiting) <= bound, f"lag {len(gate.waiting)}, and the bound is {bound}"
     else:
         assert len(gate.waiting) <= gate.capacity + 1, f"lag {len(gate.waiting)} at capacity {gate.capacity}"
-    assert first is None or gate.waiting[0] is first, "the batch that is being trained is not the first any more"
+    assert not training or gate.group() == training, "the batch that is being trained is not the first any more"
 
 
 def _set_capacity(gate: Gate, capacity: int) -> None:
@@ -155,14 +166,16 @@ def _set_capacity(gate: Gate, capacity: int) -> None:
 
 
 def _can_have(gate: Gate, degree: int) -> bool:
-    needs_some = gate.max_train_ahead or gate.capacity is not None
+    needs_some = gate.max_train_ahead or gate.capacity is not None or gate.oversampling
     return gate.publish_every <= degree + 1 and (degree > 0 or not needs_some)
 
 
 def _checked_train(gate: Gate) -> None:
-    ticket = gate.start_train()
+    oldest = gate.start_train()
+    assert oldest in gate.group() and all(oldest.version <= ticket.version for ticket in gate.group()), "not the oldest"
     if gate.policy != "allow":
-        assert gate.version <= ticket.deadline, f"staleness {gate.version - ticket.version} past the bound"
+        for ticket in gate.group():
+            assert gate.version <= ticket.deadline, f"staleness {gate.version - ticket.version} past the bound"
 
 
 def _set_degree(gate: Gate, degree: int) -> None:
@@ -174,7 +187,9 @@ def _resume(gate: Gate, keep_waiting: bool) -> None:
 
 
 def _finish_and_publish(gate: Gate) -> None:
+    version, trained, used = gate.version, gate.trained, gate.per_train if gate.running == "train" else 0
     gate.finish_train()
+    assert gate.version == version + 1 and gate.trained == trained + used, "a train that is not one of its collects"
     if gate.publish_due:
         gate.publish()
 
@@ -191,6 +206,7 @@ def _copy(gate: Gate) -> Gate:
 def _key(node: _Node) -> tuple[Any, ...]:
     """What the future depends on; versions count from the current one."""
     gate, now = node.gate, node.gate.version
+    start = _places(gate) if gate.oversampling else {}
     return (
         gate.degree,
         gate.running,
@@ -200,11 +216,18 @@ def _key(node: _Node) -> tuple[Any, ...]:
         gate.admitted,
         gate.capacity,
         gate.active_collectors,
-        gate.owed and gate.capacity is not None,
-        tuple((now - t.version, t.deadline - now, gate.priorities.get(t.id, 0.0)) for t in gate.waiting),
-        tuple(sorted((now - t.version, t.deadline - now) for t in gate.tickets.values())),
+        gate.owed and (gate.capacity is not None or gate.oversampling > 0),
+        tuple(
+            (now - t.version, t.deadline - now, gate.priorities.get(t.id, 0.0), start.get(t.id)) for t in gate.waiting
+        ),
+        tuple(sorted((now - t.version, t.deadline - now, start.get(t.id, 0)) for t in gate.tickets.values())),
         node.left.interruptions,
     )
+
+
+def _places(gate: Gate) -> dict[int, int]:
+    """Of what waits and is open, which started first, second and so on."""
+    return {number: place for place, number in enumerate(sorted([*gate.tickets, *(t.id for t in gate.waiting)]))}
 
 
 def _failure(node: _Node, what: str) -> WalkFailure:

@@ -63,11 +63,11 @@ def test_a_fast_collector_overtakes_a_straggler_exactly_as_far_as_its_deadline()
 def test_drop_counts_what_came_too_late_and_allow_trains_it() -> None:
     for policy, dropped in (("drop", 1), ("allow", 0)):
         gate = Gate(1, num_collectors=2, policy=policy)
-        gate.degree = 2
+        gate.set_degree(2)
         late = gate.start_collect()
-        gate.degree = 1
+        gate.set_degree(1)
         for _ in range(3):
-            gate.degree = 2
+            gate.set_degree(2)
             gate.commit(gate.start_collect().id)
             trained(gate)
         gate.commit(late.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,42 @@ def test_walk_seven_batches_with_an_interruption_anywhere(degree: int, policy: s
     assert states > 1000
 
 
+def visit_trains(per_train: int, extra: int, degrees: range, collectors: tuple[int, ...], batches: int) -> int:
+    """Trains of several collects, and over-sampling; publications every train and every second one."""
+    states = 0
+    for degree, workers, policy, publish_every, ahead in settings(degrees, collectors):
+        if publish_every > 2 or (extra and (policy != "drop" or not degree)):
+            continue
+        result = walk(
+            lambda: Gate(
+                degree, num_collectors=workers, policy=policy, publish_every=publish_every, max_train_ahead=ahead,  # noqa: B023
+                collects_per_train=per_train, oversampling=extra,
+            ),
+            Budget(batches, interruptions=1),
+            degrees=(0, 1, 2, 3),
+        )  # fmt: skip
+        assert result.finished > 0
+        states += result.states
+    return states
+
+
+@pytest.mark.parametrize(
+    ("per_train", "extra", "degrees", "batches"),
+    [(2, 0, range(3), 5), (3, 0, range(2), 7), (1, 1, range(1, 3), 4), (1, 2, range(1, 2), 4), (2, 1, range(1, 2), 5)],
+)
+def test_walk_of_trains_that_take_several_collects(per_train: int, extra: int, degrees: range, batches: int) -> None:
+    assert visit_trains(per_train, extra, degrees, (1, 3), batches) > 10_000
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("extra", range(3))
+@pytest.mark.parametrize("per_train", [1, 2, 3])
+def test_walk_of_longer_trains_that_take_several_collects(per_train: int, extra: int) -> None:
+    degrees, batches = (range(1, 3), 6) if extra else (range(4), 7)
+    assert visit_trains(per_train, extra, degrees, (1, 2, 3), batches) > 10_000
+
+
 queues = pytest.mark.parametrize(("policy", "order"), [(p, o) for p in ("drop", "allow") for o in ("fifo", "priority")])
 
 
@@ -105,7 +142,7 @@ class CommitInAnyOrder(Gate):
 
 
 class ForgetsTheReplay(Gate):
-    def _next_start(self) -> int:
+    def _next_place(self) -> int:
         return self.version + len(self.waiting)
 
 
@@ -180,6 +217,80 @@ class ForgetsThePriority(Gate):
         if priority and not dropped:
             self.priorities[ticket_id] = priority
         return dropped
+
+
+class AdmitsForALaterTrain(Gate):
+    def collect_rule(self) -> str | None:
+        rule = super().collect_rule()
+        place = self._next_place() + len(self.tickets) - self.per_train
+        late = place >= (self.published + 1 + self.degree) * self.per_train
+        return None if rule == "staleness" and not late else rule
+
+
+class TrainsTooFew(Gate):
+    @property
+    def ready(self) -> bool:
+        return bool(self.waiting)
+
+    def train_rule(self) -> str | None:
+        rule = super().train_rule()
+        return None if rule == "fewer batches wait than a train takes" else rule
+
+
+class CountsATrainAsOneCollect(Gate):
+    def finish_train(self) -> list[Ticket]:
+        self.trained -= self.per_train - 1 if self.running == "train" else 0
+        return super().finish_train()
+
+
+class ReplaysOverARemainder(Gate):
+    def replay_rule(self) -> str | None:
+        rule = super().replay_rule()
+        return None if rule == "a waiting batch would become too old" else rule
+
+
+class OversamplesOneMore(Gate):
+    def collect_rule(self) -> str | None:
+        self.room += 1
+        rule = super().collect_rule()
+        self.room -= 1
+        return rule
+
+
+class LinesUpAsTheyCome(Gate):
+    def _place_by_start(self, ticket_id: int) -> int:
+        return len(self.waiting)
+
+
+class BreaksInOnATrain(Gate):
+    def _place_by_start(self, ticket_id: int) -> int:
+        return sum(ticket.id < ticket_id for ticket in self.waiting)
+
+
+class TrainsTheLate(Gate):
+    def _drop_expired(self) -> list[Ticket]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("broken", "degree", "settings"),
+    [
+        (AdmitsForALaterTrain, 1, {"publish_every": 2}),
+        (CommitInAnyOrder, 2, {}),
+        (TrainsTooFew, 1, {}),
+        (CountsATrainAsOneCollect, 1, {}),
+        (ReplaysOverARemainder, 1, {"max_train_ahead": 2}),
+        (OversamplesOneMore, 1, {"policy": "drop", "oversampling": 1}),
+        (LinesUpAsTheyCome, 1, {"policy": "drop", "oversampling": 1}),
+        (BreaksInOnATrain, 2, {"policy": "drop", "oversampling": 1}),
+        (TrainsTheLate, 1, {"policy": "drop", "oversampling": 1}),
+    ],
+)
+def test_a_broken_rule_for_several_collects_fails_the_walk(
+    broken: Callable[..., Gate], degree: int, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(WalkFailure, match="after: "):
+        walk(lambda: broken(degree, num_collectors=3, collects_per_train=2, **settings), Budget(batches=7))
 
 
 @pytest.mark.parametrize("broken", [NeverMakesRoom, DropsWhatIsTrained, DropsWithoutCounting, ForgetsThePriority])

@@ -75,8 +75,9 @@ class Ledger:
             self.failing = False
             raise ValueError("once")
         if not batch.replay:
-            assert batch.data == f"data {batch.id}"
-            self.trained.append(batch.id)
+            data = batch.data if isinstance(batch.data, list) else [batch.data]
+            assert data[0] == f"data {batch.id}"
+            self.trained += [int(one.removeprefix("data ")) for one in data]
         self.weights += 1
         return 0.1
 
@@ -100,7 +101,7 @@ Scene = Callable[[AsyncTrainingCoordinator, Ledger], None]
 def alone(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
     """One thread does everything in turn."""
     for _ in range(ROUNDS):
-        if not coordinator.collect_train_lag:  # the train of an earlier batch may have been interrupted
+        while not coordinator.can_train():  # the train of an earlier batch may have been interrupted
             coordinator.run_collect(ledger.collect, with_context=True, timeout=LIMIT)
         coordinator.run_train(ledger.train, with_batch=True, timeout=LIMIT)
         coordinator.run_eval(ledger.evaluate, with_context=True, timeout=LIMIT)
@@ -230,6 +231,9 @@ CASES: list[tuple[str, int, Scene, str, dict[str, Any], bool]] = [
     *((f"beside a learner, degree {d}", d, collect_here, "learner", {}, False) for d in (0, 1, 2)),
     *((f"rejected beside a collector, degree {d}", d, reject_here, "collector", {}, False) for d in (1, 2)),
     ("replays beside a collector", 2, train_here, "collector", {"bound": Bound(max_train_ahead=2)}, False),
+    *((f"two collects per train, degree {d}", d, alone, "", {"bound": Bound(collects_per_train=2)}, False) for d in (0, 1)),
+    ("oversampled beside a learner", 1, collect_here, "learner",
+     {"bound": Bound(collects_per_train=2, oversampling=1, staleness_policy="drop")}, False),
     ("a queue that is full", 2, collect_here, "", {"bound": Bound(queue_capacity=1, staleness_policy="allow")}, False),
     ("a queue by priority", 2, collect_here, "learner",
      {"bound": Bound(queue_capacity=2, staleness_policy="drop", queue_order="priority", priority=len)}, False),

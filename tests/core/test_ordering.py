@@ -28,12 +28,12 @@ class SimpleGate(Gate):
     def commit_rule(self, ticket_id: int) -> str | None:
         if self.capacity is not None:
             return None
-        if len(self.waiting) >= max(1, self.degree):
+        if len(self.waiting) >= max(1, self.degree) * self.per_train:
             return "lag"
         if self.policy == "wait" and len(self.tickets) > 1:
-            start = self._next_start() + 1
+            now, ahead = self.version + (self.running == "replay"), len(self.waiting) + 1
             others = sorted(t.deadline for t in self.tickets.values() if t.id != ticket_id)
-            if any(start + j > deadline for j, deadline in enumerate(others)):
+            if any(now + (ahead + j) // self.per_train > deadline for j, deadline in enumerate(others)):
                 return "an older collect must come first"
         return None
 
@@ -42,8 +42,9 @@ class SimpleGate(Gate):
         rule = super().replay_rule()
         self.tickets = tickets
         if rule is None and tickets and not (self.capacity is not None and self.policy == "allow"):
+            now, ahead = self.version + 1, len(self.waiting) - self.oversampling
             deadlines = sorted(t.deadline for t in tickets.values())
-            if any(self.version + 1 + j > deadline for j, deadline in enumerate(deadlines)):
+            if any(now + (ahead + j) // self.per_train > deadline for j, deadline in enumerate(deadlines)):
                 return "an open collect would become too old"
         return rule
 
@@ -56,6 +57,9 @@ class SimpleGate(Gate):
             if priority:
                 self.priorities[ticket_id] = priority
         self.waiting.insert(place, ticket)
+        if self.oversampling:
+            line = list(self.waiting)
+            self.waiting = deque(line[: self._taken()] + sorted(line[self._taken() :]))
         self.committed += 1
         return (self._drop_expired() if self.policy == "drop" else []) + self._make_room()
 
@@ -97,9 +101,11 @@ def test_every_step_does_what_the_simple_rules_do(data: st.DataObject) -> None:
     capacity = None if policy == "wait" else data.draw(st.none() | st.integers(1, 6))
     order = "fifo" if capacity is None else data.draw(st.sampled_from(("fifo", "priority")))
     every = data.draw(st.integers(1, 2))
+    per_train = data.draw(st.integers(1, 3)) if capacity is None else 1
+    oversampling = data.draw(st.integers(0, 3)) if capacity is None and policy == "drop" else 0
     options: dict[str, Any] = {
         "num_collectors": workers, "policy": policy, "publish_every": every, "max_train_ahead": ahead,
-        "capacity": capacity, "order": order,
+        "capacity": capacity, "order": order, "collects_per_train": per_train, "oversampling": oversampling,
     }  # fmt: skip
     ours, model = Gate(degree, **options), SimpleGate(degree, **options)
 
@@ -110,7 +116,7 @@ def test_every_step_does_what_the_simple_rules_do(data: st.DataObject) -> None:
             steps += [("start_collect",)] * 6
         steps += [("commit", i, float(three % 3)) for i in ours.tickets if ours.commit_rule(i) is None] * 3
         if ours.tickets:
-            steps.append(("fail", list(ours.tickets)[two % len(ours.tickets)]))
+            steps.append((("fail", "reject")[one % 2], list(ours.tickets)[two % len(ours.tickets)]))
         if ours.train_rule() is None:
             steps += [("start_train",)] * 4
         if ours.replay_rule() is None:

@@ -35,14 +35,20 @@ class KeeperMachine(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         publish_every=st.integers(1, 3),
         ahead=st.integers(0, 2),
+        per_train=st.integers(1, 3),
+        extra=st.integers(0, 2),
     )
-    def start(self, degree: int, workers: int, policy: str, publish_every: int, ahead: int) -> None:
+    def start(
+        self, degree: int, workers: int, policy: str, publish_every: int, ahead: int, per_train: int, extra: int
+    ) -> None:
         self.options = {
             "num_collectors": workers,
             "bound": Bound(
                 staleness_policy=policy,
                 publish_every=min(publish_every, degree + 1),
                 max_train_ahead=ahead if degree else 0,
+                collects_per_train=per_train,
+                oversampling=extra if degree and policy == "drop" else 0,
             ),
         }
         self.coordinator = AsyncTrainingCoordinator(degree, **self.options)
@@ -79,10 +85,12 @@ class KeeperMachine(RuleBasedStateMachine):
             assert not self.evaluating
             self.training = ticket
             if ticket is not REPLAY:
-                assert ticket.id not in self.trained_ids, "a batch was trained twice"
-                assert ticket.id in self.keeper.data
-                if self.gate.policy != "allow":
-                    assert self.gate.version <= ticket.deadline, "past the bound"
+                assert len(self.keeper.training()) == self.gate.per_train
+                for one in self.keeper.training():
+                    assert one.id not in self.trained_ids, "a batch was trained twice"
+                    assert one.id in self.keeper.data
+                    if self.gate.policy != "allow":
+                        assert self.gate.version <= one.deadline, "past the bound"
         elif kind == "eval":
             self.evaluating = True
 
@@ -133,7 +141,7 @@ class KeeperMachine(RuleBasedStateMachine):
     def finish_the_train(self) -> None:
         ticket, self.training = self.training, None
         if ticket is not REPLAY:
-            self.trained_ids.add(ticket.id)
+            self.trained_ids.update(one.id for one in self.keeper.training())
         due = self.gate.version + 1 - self.gate.published >= self.gate.publish_every
         self.keeper.finish_train(0.0, 1.0, due, lambda result, starved: None, None)
 
@@ -176,7 +184,9 @@ class KeeperMachine(RuleBasedStateMachine):
 
     @rule(degree=st.integers(0, 4))
     def change_the_degree(self, degree: int) -> None:
-        if self.gate.publish_every <= degree + 1 and (degree or not self.gate.max_train_ahead):
+        if self.gate.publish_every <= degree + 1 and (
+            degree or not (self.gate.max_train_ahead or self.gate.oversampling)
+        ):
             self.keeper.set_degree(degree)
             self.highest = max(self.highest, degree)
 
@@ -197,6 +207,14 @@ class KeeperMachine(RuleBasedStateMachine):
         assert {ticket.id for ticket in self.collecting} <= set(self.gate.tickets)
         assert self.gate.running is not None or not (self.training or self.evaluating)
 
+    @precondition(lambda self: not self.gate.tickets)
+    @rule()
+    def give_up_the_remainder(self) -> None:
+        waiting, abandoned = len(self.gate.waiting), self.gate.abandoned
+        self.keeper.abandon_remainder()
+        given_up = 0 if waiting >= self.gate.per_train else waiting
+        assert (len(self.gate.waiting), self.gate.abandoned) == (waiting - given_up, abandoned + given_up)
+
     @rule(keep=st.booleans())
     def save_and_resume(self, keep: bool) -> None:
         state = self.coordinator.state_dict(with_batches=keep)
@@ -214,7 +232,7 @@ class KeeperMachine(RuleBasedStateMachine):
         if not hasattr(self, "gate"):
             return
         assert self.gate.violations() == []
-        assert len(self.gate.waiting) <= max(1, self.highest)
+        assert len(self.gate.waiting) <= max(1, self.highest) * self.gate.per_train
         held = {t.id for t in self.gate.waiting} | {p.ticket.id for p in self.keeper._commits}
         assert set(self.keeper.data) == held
 

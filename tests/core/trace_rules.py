@@ -81,7 +81,8 @@ def _around(event: dict[str, Any], tracks: dict[tuple[int, int], Events]) -> dic
 def _same(cat: str, tail: dict[str, Any] | None, head: dict[str, Any]) -> Iterable[str]:
     """An arrow joins spans of the same batch, or of the same version."""
     key = "batch" if cat == "batch" else "version"
-    if tail is not None and tail["args"].get(key) != head["args"].get(key):
+    several = head["args"].get("batches", [head["args"].get(key)]) if cat == "batch" else [head["args"].get(key)]
+    if tail is not None and tail["args"].get(key) not in several:
         yield f"an arrow joins {key} {tail['args'].get(key)} and {head['args'].get(key)}"
 
 

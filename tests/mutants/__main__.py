@@ -55,10 +55,10 @@ _CORE: Final = (
     "test_gate", "test_coordinator", "test_rejected", "test_own_loop", "test_batches",
     "test_runs_apart", "test_failures_seen", "test_queue_use", "test_loop", "test_limits",
     "test_regressions", "test_statistics_and_trace", "test_activity", "test_weights", "test_hostile_states", "test_ordering",
-    "test_state_machine", "test_gate_walk", "test_interrupts",
+    "test_collects_per_train", "test_state_machine", "test_gate_walk", "test_interrupts",
 )  # fmt: skip
 AREAS: Final = {
-    "gate": Area("lzero_async", ("/gate.py",), _CORE),
+    "gate": Area("lzero_async", ("/gate.py", "/core/account.py"), _CORE),
     "gatekeeper": Area("lzero_async", ("/gatekeeper.py", "/core/stopping.py", "/shell.py"), _CORE),
     "loop": Area("lzero_async", ("/loop.py", "/core/session.py", "/core/collectors.py"), _CORE),
     "resume": Area("lzero_async", ("/resume.py",), _CORE),

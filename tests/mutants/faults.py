@@ -25,12 +25,12 @@ class FaultGone(Exception):
 FAULTS: Final = [
     # a collect is admitted though its batch would be too old
     Fault("gate", "collect_rule",
-          "if self._next_start() + tickets > self.published + self.degree:",
-          "if self._next_start() + tickets > self.published + self.degree + 1:"),
+          "if self._next_place() + tickets >= (self.published + 1) * per_train + self.room:",
+          "if self._next_place() + tickets >= (self.published + 2) * per_train + self.room:"),
     # more batches wait than the degree allows
     Fault("gate", "commit_rule",
-          "if len(self.waiting) >= max(1, self.degree):",
-          "if len(self.waiting) > max(1, self.degree):"),
+          "if len(self.waiting) >= self.lag_bound:",
+          "if len(self.waiting) > self.lag_bound:"),
     # one replay too many in a row
     Fault("gate", "replay_rule",
           "if self.degree == 0 or self.replays_in_row >= self.max_train_ahead:",
@@ -41,8 +41,8 @@ FAULTS: Final = [
           "return self.version - self.published > self.publish_every"),
     # the batch of a failed train loses its turn
     Fault("gate", "_taken",
-          'return int(self.running == "train" or self.owed)',
-          'return int(self.running == "train")'),
+          'return self.per_train if self.running == "train" or self.owed else 0',
+          'return self.per_train if self.running == "train" else 0'),
     # what is dropped is not counted
     Fault("gate", "_drop",
           "self.dropped += len(tickets)",
@@ -57,7 +57,7 @@ FAULTS: Final = [
           "if self.error is None:"),
     # the data of a trained batch is kept for ever
     Fault("gatekeeper", "finish_train",
-          "del self.data[done.id]",
+          "del self.data[ticket.id]",
           "pass"),
     # a failed collect is counted as abandoned, and the other way round
     Fault("gatekeeper", "_let_go_of_tickets",

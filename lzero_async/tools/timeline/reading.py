@@ -48,7 +48,7 @@ def survey(path: Path, batch: int | None = None) -> Survey:
             if isinstance(number, int):
                 found.first_batch = number if found.first_batch < 0 else min(found.first_batch, number)
                 found.last_batch = max(found.last_batch, number)
-        if batch is not None and number == batch:
+        if batch is not None and batch in args.get("batches", (number,)):
             found.batch[item.name] = item
     if not found.names:
         raise ConfigError(f"{path} has no spans yet; wait until the run has done something, or give another run.")
@@ -67,7 +67,8 @@ def read(found: Survey, stretches: Sequence[Stretch], batch: int | None = None) 
         for stretch in stretches:
             if isinstance(item, Span):
                 number = args.get("batch", -1)
-                label = f"b{batch}" if batch is not None and number == batch else _label(item.name, args)
+                is_it = batch is not None and batch in args.get("batches", (number,))
+                label = f"b{batch}" if is_it else _label(item.name, args)
                 stretch.add(item.since(found.origin), label, number)
             elif item.what == "C":
                 stretch.count(item.name, item.at - found.origin, item.value)
