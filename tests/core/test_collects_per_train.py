@@ -11,8 +11,8 @@ import pytest
 from lzero_async import AsyncTrainingCoordinator, Batch, Bound, CollectContext, ConfigError, GateTimeout
 from lzero_async.core.gate import Gate
 from lzero_async.core.statistics import format_box
-from lzero_async.core.trace import read_trace
 from lzero_async.testing import VirtualClock
+from lzero_async.tools.traces import read_events
 from tests.core.trace_rules import violations
 
 QUIET: dict[str, Any] = {"handle_signals": False, "print_statistics": False}
@@ -271,7 +271,7 @@ def test_the_staleness_is_that_of_the_oldest_collect_and_the_trace_shows_all(tmp
         batch = coordinator.run_train(lambda batch: batch, with_batch=True)
         assert (batch.id, batch.data, batch.version, batch.staleness) == (2, ["old", "new"], 0, 1)
         assert "degree 2, 2 collects per train" in format_box(coordinator.get_statistics())
-    events = read_trace(tmp_path / "trace.json")
+    events = list(read_events(tmp_path / "trace.json"))
     assert violations(events) == []
     trains = [event["args"] for event in events if event["name"] == "train"]
     assert [(train["batch"], train["batches"]) for train in trains] == [(0, [0, 1]), (2, [2, 3])]

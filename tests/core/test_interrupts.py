@@ -58,8 +58,8 @@ class Interrupt:
 class Ledger:
     """The user's side: what was collected, and what was trained to the end."""
 
-    def __init__(self, clock: VirtualClock, *, failing: bool = False) -> None:
-        self.clock, self.failing = clock, failing
+    def __init__(self, clock: VirtualClock, *, failing: bool = False, per_train: int = 1) -> None:
+        self.clock, self.failing, self.per_train = clock, failing, per_train
         self.collected: list[int] = []
         self.trained: list[int] = []
         self.weights = 0
@@ -101,7 +101,7 @@ Scene = Callable[[AsyncTrainingCoordinator, Ledger], None]
 def alone(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
     """One thread does everything in turn."""
     for _ in range(ROUNDS):
-        while not coordinator.can_train():  # the train of an earlier batch may have been interrupted
+        while coordinator.collect_train_lag < ledger.per_train:  # an earlier train may have been interrupted
             coordinator.run_collect(ledger.collect, with_context=True, timeout=LIMIT)
         coordinator.run_train(ledger.train, with_batch=True, timeout=LIMIT)
         coordinator.run_eval(ledger.evaluate, with_context=True, timeout=LIMIT)
@@ -189,7 +189,7 @@ def check(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
 def attempt(at: int, degree: int, scene: Scene, role: str, options: dict[str, Any], failing: bool) -> Interrupt:
     """One scene, interrupted at one line; then the same scene again, undisturbed."""
     with VirtualClock() as clock:
-        ledger = Ledger(clock, failing=failing)
+        ledger = Ledger(clock, failing=failing, per_train=options.get("bound", Bound()).collects_per_train)
         coordinator = AsyncTrainingCoordinator(
             degree,
             get_weights=ledger.get_weights,
