@@ -8,7 +8,7 @@ PARALLEL := -n 2
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale against docs docs-blocks soak mutants vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale bench-warm against docs docs-blocks soak mutants vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -86,6 +86,9 @@ bench-reanalyze: $(STAMP) ## reanalysis in the background, on against off (about
 
 bench-scale: $(STAMP) ## 1 to 1,000 collectors and 1 to 8 learner ranks, simulated with the costs of make bench-ray (2 minutes)
 	$(PY) -m benchmarks.scale
+
+bench-warm: $(STAMP) ## how fast PriorZero's roles are ready, beside another revision (REV=d6cf054; about 10 minutes)
+	$(PY) -m benchmarks.warm_start --rev $(or $(REV),d6cf054)
 
 against: $(STAMP) ## speed beside another revision, in alternating pairs (REV=d6cf054 PAIRS=10; about 40 minutes)
 	$(PY) -m benchmarks.against --rev $(or $(REV),d6cf054) --pairs $(or $(PAIRS),10)

@@ -8,9 +8,12 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.commands import template_pids
+
 
 def children(parent: int | None = None) -> set[int]:
-    """The children of a process, of this one if none is named; dead ones that were not reaped included."""
+    """The children of a process, of this one if none is named; dead ones that were not reaped included, and not those that the
+    tests' programs are forked from."""
     mine = f" {parent or os.getpid()} "
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -19,7 +22,7 @@ def children(parent: int | None = None) -> set[int]:
                 found.add(int(path.parent.name))
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return found - template_pids()
 
 
 def ended(pids: Iterable[int], seconds: float = 10.0) -> bool:

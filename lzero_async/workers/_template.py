@@ -63,12 +63,19 @@ def main(descriptor: int, lifeline: int) -> None:
     send(connection, _preload(order["modules"]))
     gc.collect()
     gc.freeze()  # a collection in a forked process would write to, and so copy, every page
+    serve(connection, order["parent"], lifeline)
+
+
+def serve(connection: socket.socket, parent: int, *held: int) -> None:
+    """Fork for the parent until it is gone, which ends this process. In a new process, close what is `held`, do what was
+    requested, and return."""
     try:
-        request, files = _serve(connection, order["parent"])
+        request, files = _next(connection, parent)
     except (EOFError, OSError):
         os._exit(0)
     connection.close()
-    os.close(lifeline)
+    for file in held:
+        os.close(file)
     _become(request, files)
     module, function = request["entry"]
     getattr(importlib.import_module(module), function)(*request["arguments"], *files[4:])
@@ -89,7 +96,7 @@ def _other_threads() -> str:
     return "" if number == 1 else f"{number - 1} more threads run after the imports"
 
 
-def _serve(connection: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]]:
+def _next(connection: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]]:
     """Fork at every request, and answer with (process, error number, what is wrong); returns in the new process only."""
     while True:
         while not select.select([connection], [], [], _LOOK)[0]:

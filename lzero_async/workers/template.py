@@ -124,14 +124,18 @@ def _descriptor(pid: int) -> Iterator[int]:
 
 class Template:
     """A process that imports `modules` in the background and is then forked. For any thread. `fork` returns None where that
-    cannot be done, and says why, once: then a process is to be started in the ordinary way."""
+    cannot be done, and says why, once: then a process is to be started in the ordinary way. With a `connection` it is there
+    already."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], connection: socket.socket | None = None) -> None:
         self.users = 0
         self._lock = threading.Lock()
         self._ready = False
         self._why = ""  # nothing is forked from it
         self._process: subprocess.Popen[bytes] | None = None
+        if connection is not None:
+            self._connection, self._ready = connection, True
+            return
         with ExitStack() as theirs:
             try:
                 self._start(list(modules), theirs)
@@ -254,7 +258,7 @@ _changing = threading.Lock()
 def acquire(modules: Sequence[str]) -> Template:
     """The template of this process with these imports, for whoever uses it until `release`; then it stays, for the next one,
     until another one is wanted instead or the program ends."""
-    key = (os.getpid(), tuple(modules), *at_start(os.environ))
+    key = key_of(modules)
     with _changing:
         template = _templates.get(key)
         if template is None or not template.usable:
@@ -262,6 +266,11 @@ def acquire(modules: Sequence[str]) -> Template:
             template = _templates[key] = Template(modules)
         template.users += 1
         return template
+
+
+def key_of(modules: Sequence[str]) -> tuple[Any, ...]:
+    """What templates are known by: a fork of this process does not use those of this one."""
+    return (os.getpid(), tuple(modules), *at_start(os.environ))
 
 
 def release(template: Template) -> None:

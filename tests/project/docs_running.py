@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from tests.commands import run_command
 from tests.project.docs_blocks import ROOT, Piece
 
 LINKED = ("lzero_async", "zoo", "docs", "tests", "benchmarks", "requirements", "Makefile")
@@ -50,6 +52,7 @@ class Scratch:
         self.folder = folder
         self._pieces = [piece for piece in pieces if not piece.reason]
         self._done: dict[str, subprocess.CompletedProcess[str]] = {}
+        self._started: set[str] = set()  # programs that were started cold once
         for name in LINKED:
             (folder / name).symlink_to(ROOT / name)
 
@@ -63,12 +66,21 @@ class Scratch:
         return self._done[piece.command]
 
     def _run(self, command: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHON": sys.executable, "COLUMNS": "120"}
+        """A shell runs it, if it is the first one of its program or more than a program with arguments."""
+        line, words = self._here(command), shlex.split(command)
+        options: dict[str, Any] = {
+            "cwd": self.folder, "env": {**os.environ, "PYTHON": sys.executable, "COLUMNS": "120"}, "capture_output": True,
+            "text": True, "timeout": LIMIT, "check": False, "stdin": subprocess.DEVNULL,
+        }  # fmt: skip
+        program, plain = " ".join(words[:3] if "-m" in words else words[:2]), not re.search(r"[|&;<>$`*?(){}~\n]", line)
         try:
-            return subprocess.run(
-                self._here(command), shell=True, cwd=self.folder, env=environment, capture_output=True, text=True,
-                timeout=LIMIT, check=False, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            if plain and program in self._started and line.startswith("/"):
+                script, *arguments = shlex.split(line)
+                of_python = os.path.basename(script).startswith("python")
+                return run_command([sys.executable, *([] if of_python else [script]), *arguments], **options)
+            if "--help" not in words:
+                self._started.add(program)
+            return subprocess.run(line, shell=True, **options)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"not done after {LIMIT:g} s; shorten it with run-with: {command}") from None
 

@@ -11,6 +11,7 @@ from zoo.episode_ppo.envs.waiting import make_waiting
 
 Emit = Callable[[Any], None]
 PRELOAD = (
+    "gymnasium",
     "torch._dynamo",  # by the first optimizer that is made
     "zoo.episode_ppo.learn.role",
     "zoo.episode_ppo.parallel_env_async",

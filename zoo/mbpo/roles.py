@@ -7,6 +7,13 @@ from typing import Any
 
 from lzero_async.errors import ConfigError
 
+PRELOAD = (
+    "gymnasium",
+    "torch._dynamo",  # by the first optimizer that is made
+    "zoo.mbpo.collect.roles",
+    "zoo.mbpo.learn.roles",
+)
+
 
 def make_role(role: str, options: Any, sizes: tuple[int, int], emit: Callable[[Any], None]) -> Any:
     """A role of `learn/roles.py` by the name of its class; `sizes` are those of observation and action.

@@ -34,7 +34,7 @@ from zoo.mbpo.collect.data_collector import AsyncDataCollector
 from zoo.mbpo.envs.guarding import BAD_EPISODE, STUCK
 from zoo.mbpo.envs.sources import EnvSource, GymSource
 from zoo.mbpo.options import backend_of
-from zoo.mbpo.roles import make_role
+from zoo.mbpo.roles import PRELOAD, make_role
 from zoo.mbpo.saving import check_same_run
 from zoo.mbpo.troubles import Troubles
 
@@ -55,7 +55,7 @@ class Trainer(ScoredApplication):
         records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
         backend = make_backend(
             backend_of(options),
-            preload=("zoo.mbpo.learn.roles", "zoo.mbpo.collect.roles", "torch._dynamo"),  # the last by an optimizer
+            preload=PRELOAD,
             ray_address=options.ray_address,
             ray_resources=options.ray_resources,
         )

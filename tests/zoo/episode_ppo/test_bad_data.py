@@ -19,6 +19,7 @@ import pytest
 from lzero_async import Parcel
 from lzero_async import errors as known_errors
 from lzero_async.runs import checkpoint
+from tests.commands import Command
 from tests.zoo.episode_ppo.envs import SPEC, env_seed, length_of, make_flat, watch
 from tests.zoo.episode_ppo.test_barrier import Table, roles, weights_of
 from tests.zoo.episode_ppo.test_numerics import DISCRETE, agent_of, episodes_of, equal
@@ -213,7 +214,7 @@ def test_a_run_ends_when_it_is_asked_to_though_its_environments_hang(collector: 
     seen.mkdir()
     env_args = json.dumps({"hangs": [env_seed(0, number) for number in range(COUNT)], "struck": str(seen)})
     words = arguments(folder, collector, backend="process", env_args=env_args, step_timeout=3600, eval_every=0)
-    process = subprocess.Popen(
+    process = Command(
         [sys.executable, str(ENTRY), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

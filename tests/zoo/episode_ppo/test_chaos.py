@@ -17,6 +17,7 @@ import pytest
 
 from lzero_async.errors import WorkerDied
 from lzero_async.workers.template import close_idle
+from tests.commands import Command
 from tests.process_tools import children
 from tests.zoo.episode_ppo.envs import SPEC, env_seed, watch
 from tests.zoo.episode_ppo.test_run import (
@@ -263,7 +264,7 @@ def test_an_evaluator_that_keeps_dying_ends_the_run(tmp_path: Path) -> None:
 def test_ctrl_c_at_a_terminal_ends_every_process_in_order(collector: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = arguments(folder, collector, backend=None, env=SPEC, total_episodes=0)
-    process = subprocess.Popen(
+    process = Command(
         [sys.executable, str(ENTRY), *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=REPOSITORY,
     )  # fmt: skip

@@ -28,6 +28,7 @@ from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress
 from lzero_async.tools.traces import read_events
 from lzero_async.workers.calls import CallStop
+from tests.commands import run_command
 from tests.zoo.episode_ppo.envs import SPEC, Counting, env_seed, length_of, make_flat, watch
 from tests.zoo.episode_ppo.test_numerics import equal
 from zoo.episode_ppo.envs.factories import describe
@@ -769,7 +770,7 @@ def test_a_factory_of_the_users_folder_is_found_and_a_module_beside_the_program_
     (tmp_path / "my_envs.py").write_text("from tests.zoo.episode_ppo.envs import make\n")
     for spec, code in (("my_envs:make", 0), ("policy:NumpyPolicy", 2)):
         words = arguments(tmp_path / spec[:3], "async", env=spec, total_episodes=COUNT, eval_every=0)
-        done = subprocess.run(
+        done = run_command(
             [sys.executable, str(ENTRY), *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=FOREVER
         )  # fmt: skip
         assert done.returncode == code, done.stderr

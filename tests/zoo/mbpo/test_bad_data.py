@@ -23,6 +23,7 @@ from lzero_async.errors import BadData
 from lzero_async.runs import checkpoint
 from lzero_async.runs.summary import read_results
 from lzero_async.workers.calls import CallStop
+from tests.commands import Command
 from tests.zoo.mbpo import poisoned as mbpo_poisoned
 from zoo.mbpo.collect import roles as collecting
 from zoo.mbpo.collect.roles import CollectOrder, CollectorRole, evaluator, gym_collector
@@ -380,7 +381,7 @@ def start_run(folder: Path, *words: str) -> subprocess.Popen[str]:
         "--hidden_size 8 --dynamics_hidden_size 8 --batch_size 32 --random_steps 0 --eval_every 0 --device cpu "
         "--torch_threads 1 --updates_per_step 0.1 --dynamics_updates_per_step 0.1 --rollouts_per_step 0.1"
     )
-    return subprocess.Popen(
+    return Command(
         [*command, *small.split(), *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

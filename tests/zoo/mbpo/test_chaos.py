@@ -17,6 +17,7 @@ import torch
 
 from lzero_async.errors import WorkerDied
 from lzero_async.runs import checkpoint
+from tests.commands import Command
 from tests.zoo.mbpo import struck as mbpo_struck
 from tests.zoo.mbpo.test_numerics import equal
 from tests.zoo.mbpo.test_run import (
@@ -403,9 +404,7 @@ def test_an_evaluator_that_keeps_dying_ends_the_run(tmp_path: Path, strike: Any)
 def test_ctrl_c_at_a_terminal_ends_every_process_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, str(ENTRY), *arguments(folder, "continuous", backend=None, max_steps=10**6)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = Command(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     for line in process.stderr:
         if LINE.match(line):

@@ -24,6 +24,7 @@ from lzero_async.runs import checkpoint
 from lzero_async.runs.folder_lock import LOCK, holder
 from lzero_async.runs.summary import is_finished, read_results
 from lzero_async.tools.traces import read_events
+from tests.commands import Command
 from tests.zoo.mbpo.patient import patient
 from zoo.mbpo import train_isaac_async
 from zoo.mbpo.async_trainer import PRIORITIES, AsyncTrainer
@@ -136,7 +137,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         more = {"backend": None, "wandb": "offline" if trainer == "batch" and find_spec("wandb") else "off"}
         program = ["-m", "tests.zoo.mbpo.patient"] if trainer == "continuous" else [str(ENTRY)]
         command = [sys.executable, *program, *arguments(base / trainer, trainer, **more)]
-        programs[trainer] = subprocess.Popen(
+        start = Command if trainer == "continuous" else subprocess.Popen  # one is started cold
+        programs[trainer] = start(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY
         )
     found = {}

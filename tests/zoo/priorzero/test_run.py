@@ -20,6 +20,7 @@ from lzero_async.errors import ConfigError
 from lzero_async.runs import checkpoint
 from lzero_async.runs.summary import is_finished, read_results
 from lzero_async.tools.traces import read_events
+from tests.commands import Command
 from tests.zoo.priorzero.test_engine import write_encoder, write_model
 from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.learn.saving import CHECKPOINT
@@ -145,7 +146,7 @@ def test_ctrl_c_saves_a_checkpoint_and_resuming_gives_the_same_numbers(
 ) -> None:
     folder = tmp_path / "stopped"
     command = [sys.executable, str(ENTRY), *arguments(llm, folder, "--max_iter", "6")]
-    process = subprocess.Popen(
+    process = Command(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
     )
     assert process.stderr is not None
@@ -432,7 +433,7 @@ def test_a_damaged_state_is_refused(straight: Path, llm: str, tmp_path: Path) ->
 def test_ctrl_c_in_the_first_collect_ends_in_order(llm: str, tmp_path: Path) -> None:
     folder = tmp_path / "early"
     command = [sys.executable, str(ENTRY), *arguments(llm, folder, "--max_iter", "6")]
-    process = subprocess.Popen(
+    process = Command(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
     )
     assert process.stderr is not None
