@@ -23,7 +23,7 @@ def waiting_run(kind: str) -> WaitingRun:
     """Eight collectors that wait, and a learner that only counts."""
     backend = make_backend(kind)
     try:
-        learner = backend.start("learner", partial(LearnerRole, size=SIZE), here=True)
+        learner = backend.start("learner", partial(LearnerRole, size=SIZE), pin_to_driver=True)
         collectors = [
             backend.start(f"collector {worker}", partial(CollectorRole, worker=worker, seconds=SECONDS, size=SIZE))
             for worker in range(COLLECTORS)

@@ -85,13 +85,13 @@ def note_cost() -> float:
     return 1000 * used / NOTES
 
 
-def view_of(coordinator: AsyncTrainingCoordinator, gone: float) -> View:
+def view_of(coordinator: AsyncTrainingCoordinator, elapsed: float) -> View:
     """What an application shows, with the coordinator's own numbers."""
     trains = coordinator.train_count
     return View(
         title="Collectors and a learner that wait",
-        gone=gone,
-        left=100.0,
+        elapsed=elapsed,
+        remaining=100.0,
         counts=(Count("steps_trained", 8 * trains, 100_000), Count("updates", trains)),
         roles=coordinator.get_activity(),
         statistics=coordinator.get_statistics(),

@@ -87,11 +87,11 @@ def watched_run(folder: Path, seconds: float, words: list[str]) -> int:
             super().show(line, now=now)
             if not hasattr(self, "view") or self.drawn:
                 return
-            if not self.seen or self.view().gone - self.seen[-1].gone > 1:
+            if not self.seen or self.view().elapsed - self.seen[-1].elapsed > 1:
                 self.seen.append(self.view())
-            while len(self.seen) > 2 and self.seen[-1].gone - self.seen[1].gone > RECENT:
+            while len(self.seen) > 2 and self.seen[-1].elapsed - self.seen[1].elapsed > RECENT:
                 self.seen.popleft()
-            if self.seen[-1].gone > WATCHED * seconds:
+            if self.seen[-1].elapsed > WATCHED * seconds:
                 self.draw(self.seen[-1])
 
         def draw(self, view: Any) -> None:

@@ -42,7 +42,7 @@ def _calls() -> dict[str, list[float]]:
     try:
         scripted = backend.start("scripted", ScriptedRole)
         collector = backend.start("collector", partial(CollectorRole, size=SIZE))
-        weights = backend.start("learner", partial(LearnerRole, size=SIZE), here=True).call("weights")
+        weights = backend.start("learner", partial(LearnerRole, size=SIZE), pin_to_driver=True).call("weights")
         return {
             CALL: _series(time.perf_counter, lambda: scripted.call("do", "result = 1"), 40),
             CALL_CPU: _series(time.process_time, lambda: collector.call("collect", weights), 40),

@@ -185,9 +185,9 @@ class Application(ABC):
     # -- what is seen of it --------------------------------------------------------------------------------------------
 
     @property
-    def gone(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the run began; of the whole run once it is over."""
-        return self.observer.gone
+        return self.observer.elapsed
 
     def _seconds_now(self) -> float:
         """Seconds of the run until now, those before a resume included."""
@@ -258,7 +258,7 @@ class Application(ABC):
         """Have the learner write the last checkpoint: `state`, the coordinator's, the waiting batches and its own."""
         coordinator = self.coordinator.state_dict(with_batches=True)  # once: a collector may commit at any moment
         waiting = coordinator.pop("batches")
-        state = {**state, "coordinator": coordinator, "seconds": self.earlier_seconds + self.gone}
+        state = {**state, "coordinator": coordinator, "seconds": self.earlier_seconds + self.elapsed}
         self._unsaved = True
         self.learner.call("save", str(self.last_checkpoint), state, waiting, *more)
         self._unsaved = False

@@ -20,7 +20,7 @@ from lzero_async.telemetry.scalars import AsyncScalars
 from lzero_async.telemetry.terminal.live import make_progress
 from lzero_async.telemetry.terminal.progress import Progress
 from lzero_async.telemetry.utilisation import QueueUse, Utilisation, UtilisationSample
-from lzero_async.telemetry.view import SECONDS, Progressed, View, seconds_left
+from lzero_async.telemetry.view import SECONDS, Progressed, View, seconds_remaining
 from lzero_async.types import Batch
 from lzero_async.workers.parcels import Parcel
 
@@ -51,7 +51,7 @@ class RunObserver:
         self._scalars = AsyncScalars(application._records, self.view, application._own_scalars)
 
     @property
-    def gone(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the run began; of the whole run once it is over."""
         return time.monotonic() - self.started if self._seconds is None else self._seconds
 
@@ -67,7 +67,7 @@ class RunObserver:
 
     def end(self) -> None:
         """The run is over."""
-        self._seconds = self.gone
+        self._seconds = self.elapsed
         self.progress.clear()
         self._used = None if self._use is None else self._use.sample()
         self.watch("the last scalars", lambda: self._scalars.record(now=True))
@@ -100,15 +100,15 @@ class RunObserver:
 
     def view(self) -> View:
         """What there is to see now; from any thread."""
-        application, gone, progressed = self._application, self.gone, self.progressed()
+        application, elapsed, progressed = self._application, self.elapsed, self.progressed()
         statistics = {**application.coordinator.get_statistics(), **application._troubles()}
         # A count that is a statistic has gone on since: both tell the same number.
         counts = tuple(count._replace(value=statistics.get(count.name, count.value)) for count in progressed.counts)
         return View(
             **vars(replace(progressed, counts=counts)),
             title=application._title(),
-            gone=gone,
-            left=seconds_left(counts, gone),
+            elapsed=elapsed,
+            remaining=seconds_remaining(counts, elapsed),
             roles=application.coordinator.get_activity(),
             statistics=statistics,
             warnings=self.warnings.lines(SHOWN_WARNINGS),
@@ -139,7 +139,7 @@ class RunObserver:
                 "title": seen.title,
                 "command": sys.argv,
                 "began": self._began.isoformat(timespec="seconds"),
-                "seconds": seen.gone,
+                "seconds": seen.elapsed,
                 "earlier_seconds": application.earlier_seconds,
                 "ended_by": application.ended_by,
                 "versions": versions(),

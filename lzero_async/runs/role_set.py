@@ -46,7 +46,7 @@ class RoleSet:
             on_event=on_event,
             environment={**thread_limit(threads), **environment},
             output=self.output(name),
-            here=pin_to_driver,
+            pin_to_driver=pin_to_driver,
         )
 
     def output(self, name: str) -> str:

@@ -61,7 +61,7 @@ class ScoredApplication(Application):
     def _progressed(self) -> Progressed:
         counts = [Count(name, value) for name, value in self._now().items()]
         return Progressed(
-            counts=(*counts, Count(SECONDS, self.gone, self.options.max_seconds or None)),
+            counts=(*counts, Count(SECONDS, self.elapsed, self.options.max_seconds or None)),
             fills={"queue": self.queue.mean, "buffer": None},
             score="mean return",
             last_score=self.history[-1]["mean_return"] if self.history else None,
@@ -84,7 +84,7 @@ class ScoredApplication(Application):
         best = "-" if self.best["return"] is None else f"{self.best['return']:.1f}"
         counts = [f"{label(name)} {value:,}" for name, value in self._now().items()]
         return " | ".join(
-            [duration(self.gone), *counts, f"best eval {best}", f"lag {self.coordinator.collect_train_lag}"]
+            [duration(self.elapsed), *counts, f"best eval {best}", f"lag {self.coordinator.collect_train_lag}"]
         )
 
     def save(self) -> Path:

@@ -38,9 +38,9 @@ class ViewCollector:
 
 def _run(view: View) -> Iterator[Metric]:
     """How far and how good it is."""
-    yield GaugeMetricFamily(METRICS + "run_seconds", "Seconds since this run began.", view.gone)
-    if view.left is not None:
-        yield GaugeMetricFamily(METRICS + "left_seconds", "Estimated seconds until the run ends.", view.left)
+    yield GaugeMetricFamily(METRICS + "run_seconds", "Seconds since this run began.", view.elapsed)
+    if view.remaining is not None:
+        yield GaugeMetricFamily(METRICS + "left_seconds", "Estimated seconds until the run ends.", view.remaining)
     for key, rate in view.rates.items():
         one = quantity(key)
         yield GaugeMetricFamily(f"{one.metric}_per_second", f"Per second of this run: {one.meaning}", rate)

@@ -41,8 +41,8 @@ class View(Progressed):
     """A run at one moment. Times are seconds; `statistics` are the coordinator's, `warnings` the last few, oldest first."""
 
     title: str
-    gone: float
-    left: float | None
+    elapsed: float
+    remaining: float | None
     roles: tuple[RoleActivity, ...]
     statistics: Mapping[str, Any]
     warnings: tuple[str, ...]
@@ -55,7 +55,7 @@ class View(Progressed):
     @property
     def rates(self) -> dict[str, float]:
         """How much each count grows per second, by its key."""
-        return per_second(self.counted, self.gone)
+        return per_second(self.counted, self.elapsed)
 
     @property
     def quantities(self) -> dict[str, Any]:
@@ -68,16 +68,16 @@ class View(Progressed):
         return found | {f"{room}_fill": share for room, share in self.fills.items() if share is not None}
 
 
-def per_second(counts: Iterable[Count], gone: float) -> dict[str, float]:
+def per_second(counts: Iterable[Count], elapsed: float) -> dict[str, float]:
     """How much each count grew per second since this part of the run began, by its key; nothing before any time is gone."""
-    return {count.name: (count.value - count.before) / gone for count in counts} if gone > 0 else {}
+    return {count.name: (count.value - count.before) / elapsed for count in counts} if elapsed > 0 else {}
 
 
-def seconds_left(counts: Iterable[Count], gone: float) -> float | None:
+def seconds_remaining(counts: Iterable[Count], elapsed: float) -> float | None:
     """Seconds until the first limit is reached if it goes on as it did; None without a limit or before the first progress."""
     done = [
         (count.value - count.before) / max(1e-9, count.limit - count.before)
         for count in counts
         if count.limit and count.value > count.before
     ]
-    return max(0.0, gone * (1 / max(done) - 1)) if done and max(done) > 0 else None
+    return max(0.0, elapsed * (1 / max(done) - 1)) if done and max(done) > 0 else None

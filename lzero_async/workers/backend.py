@@ -105,13 +105,13 @@ class Backend(Protocol):
         on_event: Callable[[Any], None] | None = None,
         environment: Mapping[str, str] | None = None,
         output: str = "",
-        here: bool = False,
+        pin_to_driver: bool = False,
     ) -> Worker:
         """A worker with the role that `factory` makes; returns at once, and errors of the factory come with the first call.
 
         `on_event` gets what the role emits, in order, in any thread; it may call the worker. For a process,
         `environment` is added to its environment variables, and what it prints goes to the file `output` instead of the
-        terminal. `here` keeps the role on this machine, because it writes files that belong here.
+        terminal. `pin_to_driver` keeps the role on this machine, because it writes files that belong here.
         """
 
     def close(self, timeout: float = 5.0) -> None:
@@ -342,7 +342,7 @@ class InlineBackend:
         on_event: Callable[[Any], None] | None = None,
         environment: Mapping[str, str] | None = None,
         output: str = "",
-        here: bool = False,
+        pin_to_driver: bool = False,
     ) -> Worker:
         worker = self._make(name, factory, on_event)
         self._workers.append(worker)

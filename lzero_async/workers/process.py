@@ -61,7 +61,7 @@ class ProcessBackend:
         on_event: Callable[[Any], None] | None = None,
         environment: Mapping[str, str] | None = None,
         output: str = "",
-        here: bool = False,
+        pin_to_driver: bool = False,
     ) -> Worker:
         """See `Backend.start`."""
         spec = {**specification(name, factory), "heartbeat": self._hang_timeout / 6, "parent": os.getpid()}

@@ -15,7 +15,7 @@ import pytest
 from lzero_async.errors import ConfigError
 from lzero_async.runs.summary import FORMAT, machine, read_results, read_summary, versions, write_summary
 from lzero_async.telemetry.recent_warnings import KEPT, KeptWarnings
-from lzero_async.telemetry.view import Count, seconds_left
+from lzero_async.telemetry.view import Count, seconds_remaining
 from lzero_async.tools.traces import read_events
 from zoo.episode_ppo.envs.factories import describe
 from zoo.episode_ppo.options import build_options
@@ -127,28 +127,28 @@ def test_a_view_shows_the_run_as_it_is(tmp_path: Path) -> None:
     trainer = Trainer(options, tmp_path, describe(options.env, options.env_args))
     try:
         before = trainer.view()
-        assert before.roles == () and before.left is None and before.last_score is None
+        assert before.roles == () and before.remaining is None and before.last_score is None
         trainer.run()
         view = trainer.view()
     finally:
         trainer.close()
     assert view.counts[0] == ("episodes_trained", 24, 24, 0)
-    assert view.left == 0.0 and view.score == "mean return"
+    assert view.remaining == 0.0 and view.score == "mean return"
     assert view.best_score == max(row["mean_return"] for row in trainer.history)
     assert view.last_score == trainer.history[-1]["mean_return"]
     assert view.fills["queue"] > 0 and view.fills["buffer"] is None
-    assert view.rates["episodes_trained"] == pytest.approx(24 / view.gone, rel=0.01)
+    assert view.rates["episodes_trained"] == pytest.approx(24 / view.elapsed, rel=0.01)
 
 
 # -- the parts by hand -------------------------------------------------------------------------------------------------
 
 
 def test_the_time_left_is_until_the_first_limit() -> None:
-    assert seconds_left([Count("a", 5, 10), Count("b", 30, 40)], 60.0) == pytest.approx(20.0)
-    assert seconds_left([Count("a", 15, 20, before=10)], 60.0) == pytest.approx(60.0)  # half of this part is done
-    assert seconds_left([Count("a", 10, 20, before=10)], 60.0) is None
-    assert seconds_left([Count("a", 5)], 60.0) is None
-    assert seconds_left([Count("a", 12, 10)], 60.0) == 0.0
+    assert seconds_remaining([Count("a", 5, 10), Count("b", 30, 40)], 60.0) == pytest.approx(20.0)
+    assert seconds_remaining([Count("a", 15, 20, before=10)], 60.0) == pytest.approx(60.0)  # half of this part is done
+    assert seconds_remaining([Count("a", 10, 20, before=10)], 60.0) is None
+    assert seconds_remaining([Count("a", 5)], 60.0) is None
+    assert seconds_remaining([Count("a", 12, 10)], 60.0) == 0.0
 
 
 def test_a_summary_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:

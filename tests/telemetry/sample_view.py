@@ -34,8 +34,8 @@ def sample_view(
     assert STATISTICS.keys() <= known.keys() | OWN
     return View(
         title="PriorZero: a game",
-        gone=10.0,
-        left=5.0,
+        elapsed=10.0,
+        remaining=5.0,
         counts=(
             Count("steps_trained", steps, 20000),
             Count("steps_played", 1500),

@@ -58,8 +58,8 @@ def at(seconds: float, collectors: int = 4, **changes: Any) -> View:
     ]
     view = View(
         title="PriorZero: The Light on Gannet Rock",
-        gone=seconds,
-        left=430.0,
+        elapsed=seconds,
+        remaining=430.0,
         counts=(
             Count("steps_trained", 40 * seconds, 20_000),
             Count("steps_played", 41.2 * seconds),
@@ -114,7 +114,7 @@ dropped batches 0, failed collects 1, restarts 2
 def test_the_first_frame_of_a_run_in_turn_before_any_evaluation() -> None:
     view = at(
         50.0, 1, statistics=STATISTICS | SYNC | {"failed": 0, "restarts": 0}, last_score=None, best_score=None,
-        recent_score=None, left=None, fills={"queue": None, "buffer": None}, warnings=(),
+        recent_score=None, remaining=None, fills={"queue": None, "buffer": None}, warnings=(),
     )  # fmt: skip
     text = render_text(view, None, 79, 18)
     assert text.splitlines()[0].endswith("0:50 gone")

@@ -119,7 +119,7 @@ def test_the_live_view_shows_names_of_the_table_with_the_same_numbers() -> None:
 def summary_of(view: View) -> dict[str, Any]:
     """The parts of summary.json that come from the view."""
     return {
-        "seconds": view.gone, "statistics": dict(view.statistics), "score": {"name": "score"},
+        "seconds": view.elapsed, "statistics": dict(view.statistics), "score": {"name": "score"},
         "counts": {label(count.name): count.value for count in view.counted},
         "rates": {rate_label(key): rate for key, rate in view.rates.items()},
     }  # fmt: skip
@@ -156,8 +156,8 @@ def test_what_was_played_and_what_was_trained_are_told_apart_in_the_middle_of_a_
     trainer.train = look  # type: ignore[method-assign]
     try:
         trainer.run()
-        trainer.view = lambda: seen[1]  # type: ignore[method-assign]
-        trainer.write_summary()
+        trainer.observer.view = lambda: seen[1]  # type: ignore[method-assign]
+        trainer.observer.write_summary()
     finally:
         trainer.close()
     view = seen[1]

@@ -97,7 +97,7 @@ def lose_a_node(
 class _Run:
     def __init__(self, nodes: Removable, backend: Any, collectors: int, degree: int, seconds: float) -> None:
         self.nodes, self.degree = nodes, degree
-        self.learner = backend.start("learner", partial(LearnerRole, size=200_000), here=True)
+        self.learner = backend.start("learner", partial(LearnerRole, size=200_000), pin_to_driver=True)
         self.collectors = [
             backend.start(f"collector {worker}", partial(CollectorRole, worker=worker, seconds=seconds, size=200_000))
             for worker in range(collectors)

@@ -185,7 +185,7 @@ def test_a_role_sees_relative_paths_as_the_program_does(
     backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # Ray's own processes were started elsewhere
-    worker = backend.start("scripted", ScriptedRole, here=True, output="role.out")
+    worker = backend.start("scripted", ScriptedRole, pin_to_driver=True, output="role.out")
     assert worker.call("do", "import os; print('hello', flush=True); result = os.getcwd()") == str(tmp_path)
     assert (tmp_path / "role.out").read_text() == "hello\n"
 
@@ -204,7 +204,7 @@ def test_an_actor_without_a_role_ends(backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("needs", "here", "words"),
+    ("needs", "pin_to_driver", "words"),
     [
         ({"unobtainium": 1}, True, "cannot be placed in the Ray cluster: it needs 1 unobtainium"),
         ({"GPU": 1.5}, False, "Ray does not take what scripted needs"),
@@ -212,12 +212,12 @@ def test_an_actor_without_a_role_ends(backend: Any) -> None:
     ],
 )
 def test_needs_that_cannot_be_met_are_one_sentence(
-    needs: dict[str, float], here: bool, words: str, caplog: pytest.LogCaptureFixture
+    needs: dict[str, float], pin_to_driver: bool, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = make_backend("ray", ray_resources={"scripted": needs})
     try:
         with pytest.raises(ConfigError, match=words):
-            backend.start("scripted", ScriptedRole, here=here).call("do", "result = 1")
+            backend.start("scripted", ScriptedRole, pin_to_driver=pin_to_driver).call("do", "result = 1")
         assert "Traceback" not in caplog.text
     finally:
         backend.close()

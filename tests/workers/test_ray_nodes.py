@@ -32,7 +32,7 @@ def test_roles_are_spread_over_the_nodes_and_those_that_write_files_stay_here(no
     backend = make_backend("ray")
     try:
         workers = [backend.start(f"scripted {number}", ScriptedRole) for number in range(4)]
-        home = backend.start("learner", ScriptedRole, here=True)
+        home = backend.start("learner", ScriptedRole, pin_to_driver=True)
         for worker in (*workers, home):
             worker.call("do", "result = 1")
         assert {worker.node for worker in workers} == set(nodes.nodes)
@@ -62,7 +62,7 @@ JOINS = f"""
             backend = make_backend("ray", ray_address=sys.argv[1])
         except ConfigError as error:
             sys.exit(f"refused: {{error}}")
-        worker = backend.start("learner", ScriptedRole, here=True)
+        worker = backend.start("learner", ScriptedRole, pin_to_driver=True)
         try:
             worker.call("do", "import os; open('written', 'w').write(os.environ.get('LZERO_ASYNC_CACHE', ''))")
         except ConfigError as error:
@@ -161,7 +161,7 @@ def test_a_machine_whose_role_died_is_not_avoided(nodes: RayNodes) -> None:
         worker = backend.start("scripted", ScriptedRole)
         with pytest.raises(WorkerDied, match="scripted was lost"):
             worker.call("do", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-        assert backend.cluster.strategy(here=False) == "SPREAD"
+        assert backend.cluster.strategy(pin_to_driver=False) == "SPREAD"
     finally:
         backend.close()
 
@@ -175,7 +175,7 @@ def test_a_machine_that_is_gone_is_avoided_before_ray_knows(nodes: RayNodes) -> 
         nodes.remove(before)
         with pytest.raises(WorkerDied, match="scripted was lost"):
             worker.call("do", "import time; time.sleep(60)")  # its process ends a moment after that of the node
-        assert backend.cluster.strategy(here=False).soft[0].operator.values == [before]
+        assert backend.cluster.strategy(pin_to_driver=False).soft[0].operator.values == [before]
         worker.restart()
         assert worker.call("do", "result = 1") == 1
         assert worker.node != before and worker.restarts == 1

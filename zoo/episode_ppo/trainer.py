@@ -24,7 +24,7 @@ from lzero_async.runs.scored import ScoredApplication
 from lzero_async.telemetry.quantities import label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
-from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
+from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_remaining
 from lzero_async.types import Batch, CollectContext, EvalResult, StopSignal, TrainReport
 from zoo.episode_ppo import roles
 from zoo.episode_ppo.application import describe
@@ -69,7 +69,7 @@ class Trainer(ScoredApplication):
         self._busy_before = 0.0
         self._build_or_close(self._build)
 
-    def _told(self, place: int, what: Any) -> None:
+    def _on_event(self, place: int, what: Any) -> None:
         self.pool.told(place, what)
 
     def _build(self) -> None:
@@ -81,7 +81,7 @@ class Trainer(ScoredApplication):
             self.role_set.start(
                 f"envs {place}",
                 partial(roles.make_workers_envs, options, envs, place),
-                on_event=partial(self._told, place),
+                on_event=partial(self._on_event, place),
             )
             for place, envs in enumerate(shares)
         ]
@@ -110,7 +110,7 @@ class Trainer(ScoredApplication):
             ),
             get_weights=lambda: self.learner.call("weights"),
         )
-        self.progress.note(f"ready after {self.gone:.0f} s")
+        self.progress.note(f"ready after {self.elapsed:.0f} s")
         self._locate()
 
     def _start_evaluator(self, factory: Callable[..., Any]) -> Worker:
@@ -265,7 +265,7 @@ class Trainer(ScoredApplication):
     def busy(self) -> dict[str, float]:
         """Share of the run's time that environments were in an episode, those that can be at once, and that the learner
         learned."""
-        wall, pool = max(self.gone, 1e-9), self.pool.statistics()
+        wall, pool = max(self.elapsed, 1e-9), self.pool.statistics()
         played = (pool.busy_seconds - self._busy_before) / pool.at_once
         whole = max(self.coordinator.get_statistics()["wall_time"], 1e-9)
         return {
@@ -293,14 +293,14 @@ class Trainer(ScoredApplication):
         return f"Whole-episode PPO: {self.options.env}"
 
     def _progressed(self) -> Progressed:
-        options, pool, gone = self.options, self.pool.statistics(), max(self.gone, 1e-9)
+        options, pool, elapsed = self.options, self.pool.statistics(), max(self.elapsed, 1e-9)
         counts = (
             Count("episodes_trained", self.counters["episodes"], options.total_episodes or None),
             Count("episodes_played", pool.complete),
             Count("steps_trained", self.counters["steps"]),
             Count("steps_played", pool.steps),
             Count("updates", self.counters["updates"]),
-            Count(SECONDS, gone, options.max_seconds or None),
+            Count(SECONDS, elapsed, options.max_seconds or None),
         )
         return Progressed(
             counts=counts,
@@ -314,9 +314,9 @@ class Trainer(ScoredApplication):
 
     def line(self) -> str:
         """The live line."""
-        options, episodes, gone, seen = self.options, self.counters["episodes"], self.gone, self.progressed()
-        left, pool = seconds_left(seen.counts, gone), self.pool.statistics()
-        parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
+        options, episodes, elapsed, seen = self.options, self.counters["episodes"], self.elapsed, self.progressed()
+        left, pool = seconds_remaining(seen.counts, elapsed), self.pool.statistics()
+        parts = [duration(elapsed) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(
             f"{label('episodes_trained')} {episodes:,}"
             + (f"/{options.total_episodes:,}" if options.total_episodes else "")
@@ -324,7 +324,7 @@ class Trainer(ScoredApplication):
         if pool.mean_return is not None:
             parts.append(f"return {pool.mean_return:.1f}, length {pool.mean_length:.0f}")
         parts.append(f"best eval {self.best['return']:.1f}" if self.best["return"] is not None else "best eval -")
-        rates = per_second(seen.counts, gone)
+        rates = per_second(seen.counts, elapsed)
         parts += [f"{rates[key]:.1f} {rate_label(key)}" for key in ("episodes_played", "steps_played") if rates]
         return " | ".join(parts)
 

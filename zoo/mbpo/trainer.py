@@ -27,7 +27,7 @@ from lzero_async.telemetry.quantities import label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
 from lzero_async.telemetry.utilisation import Utilisation
-from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
+from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_remaining
 from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
 from zoo.mbpo.application import describe
 from zoo.mbpo.collect.data_collector import AsyncDataCollector
@@ -85,7 +85,7 @@ class Trainer(ScoredApplication):
             random_steps=options.random_steps,
             environment=thread_limit(1),
             output=self.role_set.output,
-            on_event=self._told,
+            on_event=self._on_event,
             **self._collecting(),
         )
         envs = min(EVAL_ENVS, options.eval_episodes)
@@ -97,7 +97,9 @@ class Trainer(ScoredApplication):
                     "environment cannot live beside the collectors'; leave it out and set max_steps."
                 )
             self.progress.note("no evaluations: a second environment cannot live beside the collectors'")
-        self.evaluator = None if evaluator is None else self.role_set.start("evaluator", evaluator, on_event=self._told)
+        self.evaluator = (
+            None if evaluator is None else self.role_set.start("evaluator", evaluator, on_event=self._on_event)
+        )
         sizes = self.source.sizes()
         if sizes is None:
             sizes = self.collectors.ready()
@@ -116,7 +118,7 @@ class Trainer(ScoredApplication):
             **self._coordination(),
         )
         if self.backend.kind in PLACES:
-            self.progress.note(f"ready after {self.gone:.0f} s")
+            self.progress.note(f"ready after {self.elapsed:.0f} s")
         self._locate()
 
     def _threads(self) -> int:
@@ -125,7 +127,7 @@ class Trainer(ScoredApplication):
     def _start_role(self, name: str, role: str, options: EasyDict, sizes: tuple[int, int]) -> Worker:
         factory = partial(make_role, role, options, sizes)
         threads = self._threads() or 1
-        return self.role_set.start(name, factory, threads=threads, on_event=self._told, pin_to_driver=True)
+        return self.role_set.start(name, factory, threads=threads, on_event=self._on_event, pin_to_driver=True)
 
     # -- what a trainer says ---------------------------------------------------------------------------------------------
 
@@ -327,12 +329,12 @@ class Trainer(ScoredApplication):
         return f"MBPO ({self.options.trainer}): {self.options.env}"
 
     def _progressed(self) -> Progressed:
-        options, gone, collectors = self.options, self.gone, self.collectors.statistics()
+        options, elapsed, collectors = self.options, self.elapsed, self.collectors.statistics()
         counts = (
             Count("steps_trained", self.counters["real_data"], options.max_steps or None),
             Count("steps_played", collectors.steps),
             Count("updates", self.counters["agent_updates"]),
-            Count(SECONDS, gone, options.max_seconds or None),
+            Count(SECONDS, elapsed, options.max_seconds or None),
         )
         return Progressed(
             counts=counts,
@@ -347,18 +349,18 @@ class Trainer(ScoredApplication):
     def line(self) -> str:
         """The live line."""
         options, steps, seen = self.options, self.counters["real_data"], self.progressed()
-        gone, left = self.gone, seconds_left(seen.counts, self.gone)
-        parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
+        elapsed, left = self.elapsed, seconds_remaining(seen.counts, self.elapsed)
+        parts = [duration(elapsed) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"{label('steps_trained')} {steps:,}" + (f"/{options.max_steps:,}" if options.max_steps else ""))
         parts.append(f"return {seen.recent_score:.0f}" if seen.recent_score is not None else "return -")
         parts.append(f"best eval {self.best['return']:.0f}" if self.best["return"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")
         if self._rates:
-            rates = per_second(seen.counts, gone)
+            rates = per_second(seen.counts, elapsed)
             parts += [f"{rates[key]:.0f} {rate_label(key)}" for key in ("steps_played", "updates") if rates]
         return " | ".join(parts)
 
-    def _told(self, event: Any) -> None:
+    def _on_event(self, event: Any) -> None:
         """A role says how far it is, or what went wrong."""
         if event[0] == BAD_EPISODE:
             self.troubles.episode(*event[1:])

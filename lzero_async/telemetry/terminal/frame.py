@@ -67,8 +67,8 @@ def render_svg(view: View, path: Path, recent: View | None = None, width: int = 
 
 def _title(view: View, width: int) -> Text:
     limit = next((count.limit for count in view.counts if count.name == SECONDS and count.limit), None)
-    times = duration(view.gone) + (f" of {duration(limit)}" if limit else "") + " gone"
-    times += f", {duration(view.left)} left" if view.left is not None else ""
+    times = duration(view.elapsed) + (f" of {duration(limit)}" if limit else "") + " gone"
+    times += f", {duration(view.remaining)} left" if view.remaining is not None else ""
     title = cut(view.title, max(0, width - len(times) - 2))
     return Text(title, style="bold").append(times.rjust(width - Text(title).cell_len), style="not bold")
 
@@ -168,7 +168,7 @@ def _warnings(view: View) -> list[Line]:
 
 def _seconds(view: View, recent: View | None) -> float | None:
     """From the recent view to this one; None if there is no such time."""
-    return view.gone - recent.gone if recent is not None and view.gone > recent.gone else None
+    return view.elapsed - recent.elapsed if recent is not None and view.elapsed > recent.elapsed else None
 
 
 def _number(value: Any) -> str:

@@ -61,18 +61,18 @@ class RayBackend:
         on_event: Callable[[Any], None] | None = None,
         environment: Mapping[str, str] | None = None,
         output: str = "",
-        here: bool = False,
+        pin_to_driver: bool = False,
     ) -> Worker:
         """See `Backend.start`."""
         if self.cluster is None:
             raise WorkerDied(f"{name} cannot be started: its backend is closed.")
-        place = self.cluster.options(name, here)
+        place = self.cluster.options(name, pin_to_driver)
         paths = filter(None, (_ROOT, os.environ.get("PYTHONPATH")))
         # Ray's processes have the environment of whoever started the cluster.
         ours = {key: value for key, value in os.environ.items() if key.startswith("LZERO_ASYNC_")}
         place["runtime_env"] = {"env_vars": {**ours, **(environment or {}), "PYTHONPATH": os.pathsep.join(paths)}}
         new_life = partial(
-            _Life, name, specification(name, factory), on_event, place, here, os.path.abspath(output) if output else "",
+            _Life, name, specification(name, factory), on_event, place, pin_to_driver, os.path.abspath(output) if output else "",
             self._hang_timeout, self.cluster,
         )  # fmt: skip
         worker = RayWorker(name, new_life, self._threads)
@@ -122,7 +122,7 @@ class _Life:
         spec: dict[str, Any],
         on_event: Callable[[Any], None] | None,
         place: dict[str, Any],
-        here: bool,
+        pin_to_driver: bool,
         output: str,
         hang_timeout: float,
         cluster: Cluster,
@@ -144,7 +144,7 @@ class _Life:
         self._ready = self._stuck = False
         self.placed = Signal()
         self._encoding = ray_host
-        self._here, self._orders = here, (spec, output)
+        self._here, self._orders = pin_to_driver, (spec, output)
         self._start = _Call(0)
         self.started = self._start.done
         self._actor: Any = None

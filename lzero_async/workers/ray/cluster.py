@@ -30,20 +30,20 @@ class Cluster:
         self.has_actors = False
         """Whether an actor of this program has ever begun."""
 
-    def options(self, name: str, here: bool) -> dict[str, Any]:
+    def options(self, name: str, pin_to_driver: bool) -> dict[str, Any]:
         """What the role of that name needs of a machine, as Ray wants it told."""
         kind = name.rstrip("0123456789").strip()
         # On a machine of our own every role has room; roles that mostly wait may be more than the cores.
-        needs = dict(self._resources.get(kind, {} if self._ours or here else {"CPU": 1}))
+        needs = dict(self._resources.get(kind, {} if self._ours or pin_to_driver else {"CPU": 1}))
         memory = {"memory": needs.pop("memory")} if "memory" in needs else {}
         return {"num_cpus": needs.pop("CPU", 0), "num_gpus": needs.pop("GPU", 0), "resources": needs, **memory}
 
-    def strategy(self, here: bool) -> Any:
-        """Where Ray is to place an actor now: `here`, or spread over the machines; on those that are gone, though Ray has
-        not noticed yet, only if there is no room elsewhere."""
+    def strategy(self, pin_to_driver: bool) -> Any:
+        """Where Ray is to place an actor now: on this machine with `pin_to_driver`, else spread over the machines; on those that
+        are gone, though Ray has not noticed yet, only if there is no room elsewhere."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy, NotIn
 
-        if here:
+        if pin_to_driver:
             return NodeAffinitySchedulingStrategy(self.node, soft=False)
         gone = sorted(self._gone())
         return NodeLabelSchedulingStrategy({}, soft={"ray.io/node-id": NotIn(*gone)}) if gone else "SPREAD"

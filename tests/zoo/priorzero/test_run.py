@@ -102,7 +102,7 @@ def test_the_score_of_a_run_is_that_of_the_mode_it_is_evaluated_in() -> None:
     options = SimpleNamespace(run_config=run, policy_config=SimpleNamespace(replay_buffer_size=10))
     application = SimpleNamespace(
         options=options, history=[{"mode": mode, "mean": mean} for mode, mean in rows],
-        env_steps=40, steps_played=50, updates=0, gone=1.0, _stored=0, _recent=[],
+        env_steps=40, steps_played=50, updates=0, elapsed=1.0, _stored=0, _recent=[],
         coordinator=SimpleNamespace(train_count=0), queue=SimpleNamespace(mean=None), game=SimpleNamespace(max_score=10),
     )  # fmt: skip
     seen = PriorZero._progressed(application)
@@ -158,7 +158,7 @@ def test_ctrl_c_saves_a_checkpoint_and_resuming_gives_the_same_numbers(
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "ended by: SIGINT" in output
-    assert read_results(folder)["final_evaluation"] == []
+    assert read_results(folder)["final_evaluation"] is None
     assert main(["--resume", str(folder)]) == 0  # with the options of that run
     assert metrics(folder) == metrics(straight)
 
@@ -401,7 +401,7 @@ def test_a_game_that_dies_costs_its_episode_and_not_the_run(llm: str, tmp_path: 
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
 
-    agent._told = agent.collectors[0]._on_event = kill_one  # type: ignore[method-assign]
+    agent._on_event = agent.collectors[0]._on_event = kill_one  # type: ignore[method-assign]
     try:
         result = agent.run()
         assert killed

@@ -28,7 +28,7 @@ from lzero_async.runs.role_set import PLACES
 from lzero_async.telemetry.quantities import QUANTITIES, label, rate_label
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.terminal.progress import Progress, duration
-from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_left
+from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_remaining
 from lzero_async.types import BackgroundContext, Batch, CollectContext, EvalContext, EvalResult, StopSignal, TrainReport
 from lzero_async.workers.calls import CallStop
 from zoo.jericho.priorzero.application import describe
@@ -136,7 +136,7 @@ class PriorZero(Application):
 
         def start(name: str, factory: Callable[..., Any], **how: Any) -> Worker:
             threads = threads_of(self.options, name.rstrip("0123456789 "))
-            return self.role_set.start(name, factory, threads=threads, on_event=self._told, **how)
+            return self.role_set.start(name, factory, threads=threads, on_event=self._on_event, **how)
 
         ranks, alone = policy.learner_ranks, on_loopback() if policy.learner_ranks > 1 else {}
         device = partial(device_of, policy.learner_device)
@@ -197,7 +197,7 @@ class PriorZero(Application):
             if report is not None and worker is not self.learner and worker not in self.ranks:
                 self._report_reuse(worker, report)
         if self.backend.kind in PLACES:
-            self.progress.note(f"ready after {self.gone:.0f} s")
+            self.progress.note(f"ready after {self.elapsed:.0f} s")
         self._locate()
 
     def _roles(self) -> list[Worker]:
@@ -389,7 +389,7 @@ class PriorZero(Application):
         with self._counting:
             return dict(self.troubles)
 
-    def _told(self, event: Any) -> None:
+    def _on_event(self, event: Any) -> None:
         """A role says how far it is, or what went wrong."""
         kind, number = event
         if kind == "trouble":
@@ -418,7 +418,7 @@ class PriorZero(Application):
             Count("steps_played", self.steps_played),
             Count("train_count", self.coordinator.train_count, run.max_iter or None),
             Count("updates", self.updates),
-            Count(SECONDS, self.gone, run.max_seconds or None),
+            Count(SECONDS, self.elapsed, run.max_seconds or None),
         )
         # The first row is of the mode that the run is evaluated in; at the end others follow.
         scores = [row["mean"] for row in self.history if row["mode"] == self.history[0]["mode"]]
@@ -457,8 +457,8 @@ class PriorZero(Application):
     def line(self) -> str:
         """The live line."""
         run, seen = self.options.run_config, self.progressed()
-        gone, left = self.gone, seconds_left(seen.counts, self.gone)
-        parts = [duration(gone) + (f", {duration(left)} left" if left is not None else "")]
+        elapsed, left = self.elapsed, seconds_remaining(seen.counts, self.elapsed)
+        parts = [duration(elapsed) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"{label('steps_played')} {self.steps_played:,}")
         steps = f"/{run.max_env_step:,}" if run.max_env_step else ""
         parts.append(f"{label('steps_trained')} {self.env_steps:,}{steps}")
@@ -469,7 +469,7 @@ class PriorZero(Application):
         parts.append(f"best eval {self.best['score']:.1f}" if self.best["score"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")
         if self._losses:
-            rates = per_second(seen.counts, gone)
+            rates = per_second(seen.counts, elapsed)
             parts += [f"{rates[key]:.1f} {rate_label(key)}" for key in ("steps_played", "updates") if rates]
             parts.append(f"loss {self._losses['weighted_total_loss']:.2f}")
         return " | ".join(parts)
