@@ -13,7 +13,7 @@ MODULES = (
     "validation", "core.activity", "core.trace", "telemetry.quantities", "telemetry.view", "telemetry.sinks", "telemetry.scalars",
     "telemetry.prometheus_server", "telemetry.utilisation", "telemetry.terminal.progress", "telemetry.terminal.live",
     "runs.options", "runs.application", "runs.checkpoint", "runs.run_dir", "runs.summary", "runs.applications", "runs.scored",
-    "runs.program", "runs.role_set",
+    "runs.program", "runs.role_set", "runs.policy",
     "simulate.pipeline", "simulate.distributions", "tools.traces", "tools.report.command", "tools.timeline.text",
     "tools.timeline.picture", "testing",
 )  # fmt: skip
@@ -93,7 +93,7 @@ def public_names(module: str) -> dict[str, Definition]:
     exported = next((_words(node) for node in tree.body if isinstance(node, ast.Assign) and _is_all(node)), None)
     if exported is None:
         return here
-    for node in tree.body:
+    for node in ast.walk(tree):  # also what is imported only when it is used
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lzero_async."):
             there = public_names((node.module or "").removeprefix("lzero_async."))
             here |= {alias.name: there[alias.name] for alias in node.names if alias.name in there}

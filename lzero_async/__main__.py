@@ -16,6 +16,7 @@ TOOLS: Final = {
     "timeline": Command("show what each role did when", "lzero_async.tools.timeline.command:main"),
     "advise": Command("recommend a degree and a number of collectors", "lzero_async.tools.advise.command:main"),
     "compare": Command("run synchronously and asynchronously, side by side", "lzero_async.tools.compare.command:main"),
+    "play": Command("play episodes with what a run has learned", "lzero_async.tools.play.command:main"),
     "setup": Command("install the packages that an application needs", "lzero_async.tools.setup.command:main"),
 }
 HELP: Final = ("-h", "--help")

@@ -53,14 +53,16 @@ class Comparison:
 @dataclass(frozen=True)
 class ApplicationEntry:
     """What an application's entry point names. `train` is `module:function`, as a command's `main` is; `commands` are further
-    commands of its own, `lzero-async NAME ...`; `lock`, `package:file`, is what `lzero-async setup` installs. Keep the module
-    that defines it free of heavy imports."""
+    commands of its own, `lzero-async NAME ...`; `lock`, `package:file`, is what `lzero-async setup` installs; `policy`,
+    `module:function`, gets a run's folder, the file with its weights, a device and, by name only, options of its own, and
+    returns a `lzero_async.runs.policy.Policy`. Keep the module that defines it free of heavy imports."""
 
     name: str
     help: str
     train: str
     commands: Mapping[str, Command] = field(default_factory=dict)
     lock: str = ""
+    policy: str = ""
     comparison: Comparison = field(default_factory=Comparison)
 
 

@@ -104,7 +104,7 @@ def fitting(path: str | Path) -> Iterator[None]:
         kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
         first = (str(error).splitlines() or [""])[0].rstrip(".")
         raise ConfigError(
-            f"The checkpoint {path} does not fit this program ({kind}{first}); resume from another one."
+            f"The checkpoint {path} does not fit this program ({kind}{first}); use another one."
         ) from error
 
 
@@ -156,7 +156,7 @@ def load(path: Path, kind: CheckpointKind, *, arrays: bool = True) -> dict[str, 
     except (Damaged, OSError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         where = error if isinstance(error, (Damaged, OSError)) else "its content cannot be read"
         raise ConfigError(
-            f"The {kind.title} checkpoint {path} is damaged or not one at all ({where}); resume from another one."
+            f"The {kind.title} checkpoint {path} is damaged or not one at all ({where}); use another one."
         ) from error
 
 
@@ -170,7 +170,7 @@ def _check_header(path: Path, header: Mapping[str, str], kind: CheckpointKind) -
     if header.get("version") != kind.written:
         raise _Foreign(
             f"{path} was written in {kind.title}'s checkpoint format {header.get('version')}, and this version reads "
-            f"{kind.written}; resume it with the version that wrote it."
+            f"{kind.written}; use the version that wrote it."
         )
 
 

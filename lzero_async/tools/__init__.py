@@ -1,1 +1,1 @@
-"""Programs around runs: report, timeline, advise, compare look at them; setup installs what they need."""
+"""Programs around runs: report, timeline, advise, compare look at them; play uses them; setup installs what they need."""

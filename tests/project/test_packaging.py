@@ -351,6 +351,7 @@ def test_the_public_names_are_pinned() -> None:
         "Stopped",
         "Worker",
         "WorkerDied",
+        "load_policy",
         "make_backend",
     }
     assert len(lzero_async.__all__) <= 20

@@ -392,7 +392,7 @@ def test_the_damaged_part_is_named(whole: bytes, tmp_path: Path) -> None:
     data = bytearray(whole)
     data[place + 30] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"the checksum of /learner/w is wrong\); resume from another one"):
+    with pytest.raises(ConfigError, match=r"the checksum of /learner/w is wrong\); use another one"):
         checkpoint.load(path, KIND)
     assert checkpoint.load(path, KIND, arrays=False)["options"] == STATE["options"]  # nothing of it was read
 
@@ -408,9 +408,7 @@ def test_an_older_format_is_refused_in_one_sentence(
     body = json.dumps({"w": {"$tensor": "/w"}})
     named = {} if version is None else {"version": version}
     save_file({"/w": torch.ones(3)}, path, metadata={"format": KIND.format, **named, "body": body})
-    with pytest.raises(
-        ConfigError, match=rf"checkpoint format {said}, and this version reads 2\.7; resume it with the version"
-    ):
+    with pytest.raises(ConfigError, match=rf"checkpoint format {said}, and this version reads 2\.7; use the version"):
         checkpoint.load(path, KIND, arrays=arrays)
     save_file({"/w": torch.ones(3)}, path)
     with pytest.raises(ConfigError, match=f"is not a checkpoint of {KIND.title}; give --resume one"):

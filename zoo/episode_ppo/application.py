@@ -10,6 +10,7 @@ APPLICATION = ApplicationEntry(
     name="episode_ppo",
     help="PPO on whole episodes, without a step barrier",
     train="zoo.episode_ppo.train:main",
+    policy="zoo.episode_ppo.policy:load",
     comparison=Comparison(
         sync=("--collector", "sync"),
         ways={"async": ("--collector", "async")},

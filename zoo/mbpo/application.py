@@ -10,6 +10,7 @@ APPLICATION = ApplicationEntry(
     name="mbpo",
     help="MBPO: SAC with a learned model, on vectorised simulators",
     train="zoo.mbpo.train:main",
+    policy="zoo.mbpo.collect.policy:load",
     comparison=Comparison(
         sync=("--trainer", "sync"),
         ways={"batch": ("--trainer", "batch"), "continuous": ("--trainer", "continuous")},

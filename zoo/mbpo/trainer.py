@@ -394,6 +394,9 @@ class Trainer(ScoredApplication):
     def _counters(self) -> dict[str, int]:
         return dict(self.counters)
 
+    def _description(self) -> dict[str, Any]:
+        return {**super()._description(), "source": self.source.description()}
+
     def save(self) -> Path:
         """Write the last checkpoint. Call it between trains."""
         state: dict[str, Any] = {

@@ -55,16 +55,17 @@ class FlatEnv:
         self.spaces = Spaces(_obs_size(name, env.observation_space), *_action_kind(name, env.action_space))
         self._where, self._shape = f"env {name!r}", _shape(env.observation_space)
         self._flatten = _flattener(env.observation_space)
-        self._translate = _translator(env.action_space)
+        self.translate = _translator(env.action_space)
 
     def reset(self, seed: int | None = None) -> tuple[NDArray[Any], dict[str, Any]]:
         """Begin an episode: its first observation [O], an array of its own, and the environment's information."""
         found = self.env.reset(seed=seed)
         if not isinstance(found, tuple) or len(found) != 2:
             raise ConfigError(f"reset of env {self.name!r} gives no pair (observation, information); {API}.")
-        return self._flat(found[0]), found[1]
+        return self.flat(found[0]), found[1]
 
-    def _flat(self, obs: Any) -> NDArray[Any]:
+    def flat(self, obs: Any) -> NDArray[Any]:
+        """What the environment observes as a vector [O]; BadData for what does not fit its space."""
         if self._shape is not None:
             check_like("the observation", obs, self._shape, "fiub", self._where)
         try:
@@ -86,7 +87,7 @@ class FlatEnv:
 
     def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Observation [O], reward, terminated, truncated and information after an action as the policy drew it."""
-        found = self.env.step(self._translate(action))
+        found = self.env.step(self.translate(action))
         if not isinstance(found, tuple) or len(found) != 5:
             given = f"{len(found)} values" if isinstance(found, tuple) else f"a {type(found).__name__}"
             raise ConfigError(
@@ -94,7 +95,7 @@ class FlatEnv:
                 "terminated, truncated and information. Wrap an environment of the older gym."
             )
         obs, reward, terminated, truncated, info = found
-        return self._flat(obs), self._reward(reward), bool(terminated), bool(truncated), info
+        return self.flat(obs), self._reward(reward), bool(terminated), bool(truncated), info
 
     def close(self) -> None:
         """End the environment, if it has an end."""

@@ -117,8 +117,22 @@ class EvaluatorRole:
             self._emit(failure)  # at once: if the next try hangs, this evaluation returns nothing
             return failure
 
-    def _play(self, player: Player, slot: Slot, policy: NumpyPolicy, stop: StopSignal | None) -> tuple[float, int]:
-        player.begin(slot, policy)
+    def play(self, seed: int, policy: NumpyPolicy) -> tuple[float, int]:
+        """Return and length of one episode, whose environment is reset with this very seed. What fails in it is raised."""
+        try:
+            return self._play(self._players[0], Slot(0, 0, 0), policy, None, seed)
+        finally:
+            self._watch.close()  # whoever drops a policy leaves no thread
+
+    def act(self, observation: Any, policy: NumpyPolicy) -> Any:
+        """The most likely action, as the environment takes it, for an observation as it gives it."""
+        env = self._players[0].env
+        return env.translate(policy.greedy(env.flat(observation)))
+
+    def _play(
+        self, player: Player, slot: Slot, policy: NumpyPolicy, stop: StopSignal | None, seed: int | None = None
+    ) -> tuple[float, int]:
+        player.begin(slot, policy, seed)
         for _ in range(MAX_EVAL_STEPS):
             if stop is not None and interrupted(stop):
                 raise stopped(stop)  # half an evaluation is none

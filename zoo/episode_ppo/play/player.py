@@ -121,15 +121,17 @@ class Player:
         recording = self._recording
         return f"step {recording.length + 1} of episode {recording.number} in env {self.env.name!r}"
 
-    def begin(self, slot: Slot, policy: NumpyPolicy) -> None:
-        """Start an episode with the policy of the slot's version; players with the same `thinking` may share it."""
+    def begin(self, slot: Slot, policy: NumpyPolicy, seed: int | None = None) -> None:
+        """Start an episode with the policy of the slot's version; players with the same `thinking` may share it. `seed` is
+        the environment's, in place of the one that follows from the slot."""
         self._policy = policy
         begun = time.monotonic()
         self._rng = np.random.default_rng(entropy(self._seed, ACTION_STREAM, slot))
         first = np.random.SeedSequence(entropy(self._seed, ENV_STREAM, slot)).generate_state(1)[0]
+        first = int(first) >> 1 if seed is None else seed
         self._recording = Recording(slot.number, slot.version, self._worker)
         with self._watch.running(self):
-            self._obs, _ = self.env.reset(int(first) >> 1)
+            self._obs, _ = self.env.reset(first)
         self._seconds = time.monotonic() - begun
 
     def step(self) -> Episode | None:

@@ -10,6 +10,7 @@ APPLICATION = ApplicationEntry(
     name="priorzero",
     help="PriorZero: UniZero with a language model's prior, on text games",
     train="zoo.jericho.priorzero.priorzero_entry:main",
+    policy="zoo.jericho.priorzero.roles.policy:load",
     lock="zoo.jericho.priorzero:stack.lock.txt",
     comparison=Comparison(
         seconds=("--set", "run_config.max_seconds={seconds:g}"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
@@ -80,7 +80,8 @@ class _PlayingRole:
         finally:
             self._watch.close()
 
-    def _load(self, version: int, weights: Parcel) -> None:
+    def load(self, version: int, weights: Parcel) -> None:
+        """Take these weights, unless they are here already; BadData for those that are not finite."""
         if version != self.version:
             given = weights.read()
             for name, value in given.items():
@@ -157,7 +158,7 @@ class CollectorRole(_PlayingRole):
         if not order.random:
             if weights is None:
                 raise ConfigError("weights is None; a collect that is not random needs the policy's weights.")
-            self._load(order.version, weights)
+            self.load(order.version, weights)
         stream = [self.seed, COLLECT_STREAM, self.worker, order.number]
         with self._until(stop, lambda stop: stop.is_set()):
             if self._obs is None:
@@ -253,10 +254,10 @@ class EvaluatorRole(_PlayingRole):
         """
         begun = time.monotonic()
         whole_number("episodes", episodes, 1)
-        self._load(version, weights)
+        self.load(version, weights)
         stream = [self.seed, EVAL_STREAM, version, *([repeat] if repeat else [])]
         with self._until(stop, interrupted):
-            returns, lengths = self._play(episodes, stream, stop)
+            returns, lengths = self._play(episodes, self.envs.reset(stream), self._playing.random(stream), stop)
         return {
             "version": version,
             "episodes": episodes,
@@ -270,9 +271,20 @@ class EvaluatorRole(_PlayingRole):
             "seconds": time.monotonic() - begun,
         }
 
-    def _play(self, episodes: int, stream: Sequence[int], stop: StopSignal | None) -> tuple[list[float], list[int]]:
+    def play(self, seed: int) -> tuple[float, int]:
+        """Return and length of one episode of the first environment, which is reset with this very seed."""
+        with self._until(None, interrupted):
+            returns, lengths = self._play(1, self.envs.reset_to(seed), self._playing.random([seed]), None)
+        return returns[0], lengths[0]
+
+    def act(self, observation: Any) -> Any:
+        """The environment's actions [N, ...] for an observation as it gives it; N is 1 unless it observes N tensor
+        environments."""
+        obs = self.envs.flatten(observation)
+        return self.envs.scale(self._playing.act(obs, None, deterministic=True))
+
+    def _play(self, episodes: int, obs: Any, random: Any, stop: StopSignal | None) -> tuple[list[float], list[int]]:
         left = np.array(shares(episodes, self.envs.num_envs))
-        obs, random = self.envs.reset(stream), self._playing.random(stream)
         running, ages = np.zeros(len(left)), np.zeros(len(left), dtype=int)
         returns: list[float] = []
         lengths: list[int] = []

@@ -24,6 +24,9 @@ class EnvSource(Protocol):
     def evaluator(self, num_envs: int) -> Factory | None:
         """The factory of the evaluator; None if there cannot be one beside the collectors."""
 
+    def description(self) -> dict[str, Any]:
+        """What `source_of` makes the same source of, for a checkpoint."""
+
 
 class GymSource:
     """Gymnasium's environments by id. Making it checks the id and the arguments."""
@@ -52,6 +55,9 @@ class GymSource:
         o = self._options  # evaluations measure the policy, not the simulator: they do not wait
         return partial(collecting.evaluator, o.env, num_envs, o.env_args, 0.0, o.seed, step_timeout=o.step_timeout)
 
+    def description(self) -> dict[str, Any]:
+        return {}
+
 
 class TensorSource:
     """What the function at "module:function" makes, called with num_envs and whatever else it was given."""
@@ -76,3 +82,13 @@ class TensorSource:
         arguments = {**self._arguments, "num_envs": num_envs}
         o = self._options
         return partial(collecting.tensor_evaluator, self._factory, arguments, o.seed, step_timeout=o.step_timeout)
+
+    def description(self) -> dict[str, Any]:
+        return {"factory": self._factory, "arguments": self._arguments}
+
+
+def source_of(options: Any, description: Mapping[str, Any], device: str) -> EnvSource:
+    """The source of a run with these options, whose evaluator lives alone: tensor environments are made on `device`."""
+    if not description:
+        return GymSource(options)
+    return TensorSource(options, description["factory"], {**description["arguments"], "device": device})

@@ -77,16 +77,31 @@ class TensorEnvs:
         return self._reset(seed)
 
     def _reset(self, seed: int | Sequence[int]) -> Tensor:
-        number = int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1  # below 2**31, which every library takes
+        # below 2**31, which every library takes
+        return self._reset_exactly(int(np.random.SeedSequence(seed).generate_state(1)[0]) >> 1)
+
+    def reset_to(self, seed: int) -> Tensor:
+        self._seed, self._resets = [seed], 0
+        return self._reset_exactly(seed)  # such an environment gives its parts seeds of their own
+
+    def _reset_exactly(self, number: int) -> Tensor:
         with self.guard.running("its environments"):
             obs, _ = self._env.reset(seed=number)
         self._ruined, self._any_ruined = torch.zeros_like(self._ruined), False
         self._obs = self._sound("reset", obs[POLICY].clone())
         return self._obs
 
+    def flatten(self, observation: Mapping[str, Tensor]) -> Tensor:
+        obs = observation[POLICY]
+        check_like("observation", obs, (len(obs), self.obs_size), "f", "the tensor environment")
+        return obs.to(self.device)
+
+    def scale(self, action: Tensor) -> Tensor:
+        return action * self._half + self._middle
+
     def step(self, action: Tensor) -> Step:
         with self.guard.running("its environments"):
-            found, reward, terminated, time_outs, extras = self._env.step(action * self._half + self._middle)
+            found, reward, terminated, time_outs, extras = self._env.step(self.scale(action))
         check_like("observation", found[POLICY], (self.num_envs, self.obs_size), "f", "the tensor environment")
         check_like("reward", reward, (self.num_envs,), "f", "the tensor environment")
         obs, before = found[POLICY].clone(), self._obs

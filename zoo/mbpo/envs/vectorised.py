@@ -47,8 +47,17 @@ class VectorEnvs(Protocol):
     def reset(self, seed: int | Sequence[int]) -> Any:
         """Begin new episodes in all environments, each with a seed derived from `seed`; the observations [N, O]."""
 
+    def reset_to(self, seed: int) -> Any:
+        """The same, where the first environment gets this very seed and each other one the next."""
+
     def step(self, action: Any) -> Step:
         """One step of every environment; `action` [N, A] is in [-1, 1]."""
+
+    def flatten(self, observation: Any) -> Any:
+        """Observations [N, O] of what an environment itself returns: N is 1 for one of gymnasium's."""
+
+    def scale(self, action: Any) -> Any:
+        """Actions [N, A] in [-1, 1] as the environments themselves take them, [N, ...]."""
 
     def close(self) -> None:
         """End the environments."""
@@ -80,7 +89,7 @@ class GymEnvs:
         low, high = box.low.astype(np.float32), box.high.astype(np.float32)
         self._low, self._high = low.reshape(-1), high.reshape(-1)
         self._middle, self._half = (self._high + self._low) / 2, (self._high - self._low) / 2
-        self._action_shape, self._action_type = (self.num_envs, *box.shape), box.dtype
+        self._action_shape, self._action_type = box.shape, box.dtype
         self._obs_shape = tuple(self._envs[0].observation_space.shape)
         self._ages = [0] * self.num_envs  # steps of each episode
         self._seed: list[int] = []
@@ -91,9 +100,21 @@ class GymEnvs:
         self._seed, self._renewals = [int(part) for part in np.atleast_1d(seed)], 0
         return np.stack([self._begin(row, int(number)) for row, number in enumerate(seeds)])
 
-    def step(self, action: NDArray[Any]) -> Step:
+    def reset_to(self, seed: int) -> NDArray[Any]:
+        self._seed, self._renewals = [seed], 0
+        return np.stack([self._begin(row, seed + row) for row in range(self.num_envs)])
+
+    def flatten(self, observation: Any) -> NDArray[Any]:
+        found = self._flat(observation, 0)
+        check_finite("observation", found)
+        return found[None]
+
+    def scale(self, action: NDArray[Any]) -> NDArray[Any]:
         scaled = np.clip(action * self._half + self._middle, self._low, self._high)
-        scaled = scaled.reshape(self._action_shape).astype(self._action_type, copy=False)
+        return scaled.reshape(-1, *self._action_shape).astype(self._action_type, copy=False)
+
+    def step(self, action: NDArray[Any]) -> Step:
+        scaled = self.scale(action)
         next_obs, reward = np.empty((self.num_envs, self.obs_size), np.float32), np.empty(self.num_envs, np.float32)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         failures: dict[int, Exception] = {}

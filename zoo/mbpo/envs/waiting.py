@@ -37,6 +37,15 @@ class WaitingEnvs:
     def reset(self, seed: int | Sequence[int]) -> Any:
         return self._inner.reset(seed)
 
+    def reset_to(self, seed: int) -> Any:
+        return self._inner.reset_to(seed)
+
+    def flatten(self, observation: Any) -> Any:
+        return self._inner.flatten(observation)
+
+    def scale(self, action: Any) -> Any:
+        return self._inner.scale(action)
+
     def step(self, action: Any) -> Step:
         begun = time.monotonic()
         if self.stop is None:

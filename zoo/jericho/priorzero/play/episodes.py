@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from zoo.jericho.priorzero.play.search import RootInput, RootOutput, TreeSearch
 from zoo.jericho.priorzero.play.text_encoder import TextEncoder
 from zoo.jericho.priorzero.play.tree_seed import seed_tree
 
-__all__ = ["MODES", "AllEnvironmentsFailed", "Episode", "Player", "Style", "observation_parts", "parts_of"]
+__all__ = ["MODES", "AllEnvironmentsFailed", "Episode", "OpenGame", "Player", "Style", "observation_parts", "parts_of"]
 
 MODES = ("prior", "world_model", "llm", "random")
 TRIES = 2  # of an episode that fails
@@ -130,24 +130,18 @@ class Player:
         *,
         on_step: Callable[[int], None] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        seeds: Sequence[int] | None = None,
     ) -> list[Episode]:
         """Play this many episodes and return them in the order of their start; when `should_stop` says so, only those that
-        have ended by then.
+        have ended by then. `seeds` are those of their games, in place of drawn ones.
 
         `on_step` is told how many steps were just taken. An episode that fails is played once more with another seed, then left
         out. Raises AllEnvironmentsFailed when no environment is left to play, or no episode.
         """
-        seed_tree(int(rng.integers(2**31)))
-        seeds = rng.integers(1, 2**31 - 1, size=episodes).tolist()
-        streams = rng.integers(2**63, size=(episodes, 2)).tolist()
-        games = [
-            OpenGame(number, seed, np.random.default_rng(stream), self._history_length, on_trouble=self._count_trouble)
-            for number, (seed, stream) in enumerate(zip(seeds, streams, strict=True))
-        ]
         rounds = Rounds(
-            games,
+            self.new_games(episodes, rng, seeds),
             self._roster,
-            lambda hand: self._act(hand, style),
+            lambda hand: self.act(hand, style),
             self._window,
             self._thinker,
             on_step,
@@ -172,11 +166,21 @@ class Player:
             )
         return [game.episode() for game in sorted(whole, key=lambda game: game.number)]
 
+    def new_games(self, episodes: int, rng: np.random.Generator, seeds: Sequence[int] | None = None) -> list[OpenGame]:
+        """This many episodes that have not begun; everything random in them follows from `rng` and the seeds."""
+        seed_tree(int(rng.integers(2**31)))
+        drawn = rng.integers(1, 2**31 - 1, size=episodes).tolist()
+        streams = rng.integers(2**63, size=(episodes, 2)).tolist()
+        return [
+            OpenGame(number, seed, np.random.default_rng(stream), self._history_length, on_trouble=self._count_trouble)
+            for number, (seed, stream) in enumerate(zip(drawn if seeds is None else seeds, streams, strict=True))
+        ]
+
     def _count_trouble(self, name: str) -> None:
         self.troubles[name] += 1
         self._on_trouble(name)
 
-    def _act(self, games: list[OpenGame], style: Style) -> list[OpenGame]:
+    def act(self, games: list[OpenGame], style: Style) -> list[OpenGame]:
         """Choose the next action of each game; those whose prior has to be waited for get none and are not returned, nor are
         those that break."""
         self._look(games)
@@ -368,17 +372,25 @@ class OpenGame:
         """What became of the chosen action; BadData for what no game can mean by it."""
         check_like("reward", timestep.reward, ())
         check_finite("reward", float(timestep.reward))
-        _check_mask(timestep.obs["action_mask"], self.masks[-1])
+        self._advance(timestep.obs, float(timestep.reward))
+        self.done, self.info = bool(timestep.done), dict(timestep.info)
+
+    def follow(self, obs: Mapping[str, Any]) -> None:
+        """The same, of a game that somebody else plays: what it observes says all."""
+        self._advance(dict(obs), float(obs["state"].reward))
+
+    def _advance(self, obs: dict[str, Any], reward: float) -> None:
+        _check_mask(obs["action_mask"], self.masks[-1])
         command = self.obs["valid_actions"][self.action]
         self.commands.append(command)
         if self.keeps_history:
-            self.history.append(Turn(self.obs["state"].response, command, float(timestep.reward)))
-        self.unrewarded = 0 if timestep.reward > 0 else self.unrewarded + 1
+            self.history.append(Turn(self.obs["state"].response, command, reward))
+        self.unrewarded = 0 if reward > 0 else self.unrewarded + 1
         self.actions.append(self.action)
-        self.rewards.append(float(timestep.reward))
+        self.rewards.append(reward)
         self.prior = None
-        self.obs, self.done, self.info = timestep.obs, bool(timestep.done), dict(timestep.info)
-        self.masks.append(self.obs["action_mask"])
+        self.obs = obs
+        self.masks.append(obs["action_mask"])
 
     def episode(self) -> Episode:
         return Episode(

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from lzero_async.errors import BadData
 from lzero_async.types import StopSignal
 from lzero_async.workers.calls import interrupted, stopped
 from lzero_async.workers.parcels import Parcel
 from zoo.jericho.priorzero.play.batch import Collected
 from zoo.jericho.priorzero.play.components import Parts, untouched_random
-from zoo.jericho.priorzero.play.episodes import Episode, Player, Style
+from zoo.jericho.priorzero.play.episodes import Episode, OpenGame, Player, Style
 from zoo.jericho.priorzero.roles.factories import CollectOrder
 from zoo.jericho.priorzero.silence import quiet
 
-COLLECT_STREAM, EVAL_STREAM = 1, 2
+COLLECT_STREAM, EVAL_STREAM, PLAY_STREAM = 1, 2, 4  # 3 is the reanalyzers'
 EVENT_EVERY = 0.2  # seconds between two words to the parent about the steps made
 
 
@@ -149,15 +150,35 @@ class EvaluatorRole(_PlayingRole):
         return rows, self.statistics()
 
     def _play(self, mode: str, version: int, repeat: int, should_stop: Callable[[], bool]) -> dict[str, Any]:
-        policy, run = self.parts.options.policy_config, self.parts.options.run_config
-        style = Style(mode=mode, num_simulations=policy.num_simulations, temperature=run.eval_temperature)
+        run = self.parts.options.run_config
         rng = np.random.default_rng([run.seed, EVAL_STREAM, version, *([repeat] if repeat else [])])
-        played = self.player.play(run.eval_episodes, rng, style, on_step=self.told, should_stop=should_stop)
+        played = self.player.play(run.eval_episodes, rng, self._style(mode), on_step=self.told, should_stop=should_stop)
         return {
             "mode": mode,
             "version": version,
             **_outcome(played, self.parts.game),
         }
+
+    def _style(self, mode: str) -> Style:
+        policy, run = self.parts.options.policy_config, self.parts.options.run_config
+        return Style(mode=mode, num_simulations=policy.num_simulations, temperature=run.eval_temperature)
+
+    def play(self, mode: str, seed: int) -> Episode:
+        """One episode with the weights that are here, of a game that is reset with this very seed."""
+        (episode,) = self.player.play(1, np.random.default_rng([seed, PLAY_STREAM]), self._style(mode), seeds=[seed])
+        return episode
+
+    def begin(self, observation: Mapping[str, Any]) -> OpenGame:
+        """An episode whose game somebody else plays, at its first observation; it draws as that of seed 0 does."""
+        (game,) = self.player.new_games(1, np.random.default_rng([0, PLAY_STREAM]))
+        game.begin(dict(observation))
+        return game
+
+    def act(self, game: OpenGame, mode: str) -> str:
+        """The next command of such an episode; BadData if there is none."""
+        if not self.player.act([game], self._style(mode)):
+            raise game.broken or BadData("the language model gave no prior")
+        return str(game.obs["valid_actions"][game.action])
 
 
 def _outcome(played: list[Episode], game: Any) -> dict[str, Any]:

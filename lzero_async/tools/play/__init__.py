@@ -1,0 +1,1 @@
+"""What a run has learned, played: a table of episodes."""
