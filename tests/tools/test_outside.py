@@ -84,6 +84,20 @@ def test_it_is_advised_on_in_its_own_flags(place: Place) -> None:
     assert_one_sentence(done.stderr, ["--envs is given", "A bandit with 10 arms cannot be chosen"])
 
 
+def test_it_is_played(place: Place) -> None:
+    table = place.said("play runs/bandit --episodes 3")
+    assert place.said("play runs/bandit --episodes 3") == table
+    assert [line.split()[::3] for line in table.splitlines()[2:5]] == [["1", "50"], ["2", "50"], ["3", "50"]]
+    assert float(table.splitlines()[5].split()[1]) > 40  # the mean: it has found the best arm
+    assert place.said("play runs/bandit --episodes 3 --weights last").splitlines()[0] == table.splitlines()[0]
+    line = "import lzero_async; print(lzero_async.load_policy('runs/bandit')(None))"
+    done = subprocess.run(
+        [sys.executable, "-c", line], cwd=place.folder, env=place.environment, capture_output=True, text=True,
+        check=True, timeout=200,
+    )  # fmt: skip
+    assert done.stdout == "9\n"
+
+
 def test_it_is_compared(place: Place) -> None:
     shown = place.said("compare --app bandit --seconds 2 --pull_seconds 0.001")
     assert "bandit: synchronous and asynchronous (a sample is a pull)" in shown

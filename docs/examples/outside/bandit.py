@@ -13,6 +13,7 @@ import numpy as np
 from lzero_async import AsyncTrainingCoordinator, Batch, CollectContext, Worker, make_backend
 from lzero_async.runs import checkpoint
 from lzero_async.runs.applications import PipelineDescription
+from lzero_async.runs.policy import PlayedEpisode, Policy
 from lzero_async.runs.program import train
 from lzero_async.runs.scored import ScoredApplication
 from lzero_async.types import StopSignal
@@ -133,12 +134,35 @@ class Bandit(ScoredApplication):
 
     def _loop(self) -> dict[str, Any]:
         return {
-            "collect_fn": self.collect,
+            "collect": self.collect,
             "eval_fn": self.evaluate,
             "eval_every": self.options.eval_every,
             "on_eval": self._evaluated,
             "max_seconds": self.options.max_seconds,
         }
+
+
+class BanditPolicy(Policy):
+    """Pulls the arm that paid best."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.arm = int(values.argmax())
+
+    def __call__(self, observation: Any = None) -> int:
+        return self.arm
+
+    def play_episode(self, seed: int) -> PlayedEpisode:
+        rewards = pull(np.full(PULLS, self.arm), np.random.default_rng(seed))
+        return PlayedEpisode(seed, float(rewards.sum()), PULLS)
+
+
+def load(folder: Path, path: Path, device: str) -> BanditPolicy:
+    """What `lzero-async play` and `load_policy` play: the best weights are saved as such, the last ones with the learner."""
+    state = checkpoint.load(path, KIND)
+    with checkpoint.fitting(path):
+        learner = state.get("learner")
+        values = state["weights"] if learner is None else learner["sums"] / np.maximum(1, learner["counts"])
+    return BanditPolicy(values)
 
 
 def main(arguments: list[str]) -> int:

@@ -2,4 +2,6 @@
 
 from lzero_async.runs.applications import ApplicationEntry
 
-APPLICATION = ApplicationEntry(name="bandit", help="learn which of ten arms pays best", train="bandit:main")
+APPLICATION = ApplicationEntry(
+    name="bandit", help="learn which of ten arms pays best", train="bandit:main", policy="bandit:load"
+)
