@@ -42,9 +42,11 @@ class ConfigError(LzeroAsyncError, ValueError):
 
 
 class GateTimeout(LzeroAsyncError, TimeoutError):
-    """A wait for the gate ran out; says which rule blocks, with its numbers. `origin` is the coordinator's stop signal."""
+    """A wait for the gate ran out; says which rule blocks, with its numbers. `origin` is the coordinator's stop signal,
+    `holder` whose wait it was."""
 
     origin: object = None
+    holder: object = None
 
 
 class Stopped(LzeroAsyncError):

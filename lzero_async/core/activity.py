@@ -59,16 +59,33 @@ class Activity:
         self.lock = threading.RLock()
         self._tracks: dict[str, _Track] = {}
         self._first: float | None = None
+        self._frozen: float | None = None
+
+    def freeze(self, now: float) -> None:
+        """From now on time stands still."""
+        with self.lock:
+            self._frozen = now
+
+    def thaw(self, now: float) -> None:
+        """Time goes on: what passed since `freeze` is nobody's."""
+        with self.lock:
+            pause, self._frozen = now - (now if self._frozen is None else self._frozen), None
+            self._first = None if self._first is None else self._first + pause
+            for track in self._tracks.values():
+                track.reached += pause
+                track.begun += pause
 
     def enter(self, role: str, doing: str, now: float, state: str = ACTIVE) -> None:
         """The role begins to do something, or, with WAITING, to wait for it."""
         with self.lock:
+            now = now if self._frozen is None else self._frozen
             track = self._tracks.get(role) or self._new(role, now)
             track.change(state, 1, now, doing)
 
     def leave(self, role: str, now: float, state: str = ACTIVE) -> None:
         """What the role did, or waited for, is over."""
         with self.lock:
+            now = now if self._frozen is None else self._frozen
             if (track := self._tracks.get(role)) is not None:
                 track.change(state, -1, now)
 
@@ -95,6 +112,7 @@ class Activity:
         stands still: idle seconds do not grow after a run."""
         with self.lock:
             first, tracks = self._first, self._tracks
+            now = now if self._frozen is None else self._frozen
             if first is None or not tracks:
                 return ()
             if all(track.state == IDLE for track in tracks.values()):

@@ -115,10 +115,18 @@ class _BatchSession(CollectorSession):
             self.coordinator.threads.failures.clear()
             self.start_collectors()
         try:
-            while not self._ended() and (not here or (self._collect_here(runner) and not self._time_is_over())):
-                self.coordinator.raise_background_failure()
-                with HeldTrain(self.coordinator.train_stage(self), self._patience(timeout)) as batch:
-                    yield batch
+            while not self._ended():
+                asked = self.clock.now()
+                try:
+                    if here and (not self._collect_here(runner) or self._time_is_over()):
+                        break
+                    self.coordinator.raise_background_failure()
+                    asked = self.clock.now()
+                    with HeldTrain(self.coordinator.train_stage(self), self._longest(timeout)) as batch:
+                        yield batch
+                except GateTimeout as error:
+                    if (timeout is not None and self.clock.now() - asked >= timeout) or not self._was_paused(error):
+                        raise
         except GateTimeout as error:
             if error.origin is not self.signal or not self._time_is_over():
                 raise
@@ -131,8 +139,8 @@ class _BatchSession(CollectorSession):
         self.coordinator.stop(self.reason, patient=self.patient)
         self._supervise()
 
-    def _patience(self, timeout: float | None) -> float | None:
-        left = self._time_left()
+    def _longest(self, timeout: float | None) -> float | None:
+        left = self._patience()
         return left if timeout is None else timeout if left is None else min(left, timeout)
 
     def _collect_on_and_on(self, worker: int) -> None:

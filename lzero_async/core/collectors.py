@@ -57,7 +57,7 @@ class CollectorSession(Session):
         """Degree 0: collect what the next train takes, unless that is owed; return whether it is there."""
         failures = 0
         while not self.keeper.gate.ready and not self._ended():
-            failures = self._collect_once(0, runner, failures, self._time_left())
+            failures = self._collect_once(0, runner, failures, self._patience())
         return self.keeper.gate.ready
 
     def _collect_on_and_on(self, worker: int) -> None:

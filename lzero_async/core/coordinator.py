@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import Any, Final, cast
 
 from lzero_async.clock import RealClock
-from lzero_async.core import batches, coroutines, loop
+from lzero_async.core import batches, coroutines, loop, pausing
 from lzero_async.core.activity import RoleActivity
 from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
 from lzero_async.core.coroutines import FutureWaiter, is_coroutine_function, run_awaitable
 from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
 from lzero_async.core.gate import Gate
-from lzero_async.core.gatekeeper import Gatekeeper, Holder
+from lzero_async.core.gatekeeper import PAUSED, Gatekeeper, Holder, MakeWaiter
 from lzero_async.core.own_loop import HeldCollect, HeldTrain
 from lzero_async.core.resume import STATE_FORMAT, read_state
 from lzero_async.core.settings import Adaptation, Bound, Recovery, group_of, refuse_coroutine
@@ -48,7 +48,7 @@ from lzero_async.errors import (
     ignore_refusals,
 )
 from lzero_async.threads import ThreadGroup
-from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, StopSignal, TrainReport
+from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, StopSignal, TrainReport, Waiter
 from lzero_async.validation import (
     HIGH_DEGREE,
     auto_degree,
@@ -164,13 +164,15 @@ class AsyncTrainingCoordinator:
 
     def can_collect(self) -> bool:
         """Whether a collect could start now."""
-        with self._keeper.lock:
-            return not self._keeper.signal.is_set() and self._keeper.gate.collect_rule() is None
+        keeper = self._keeper
+        with keeper.lock:
+            return not keeper.signal.is_set() and not keeper.pauses.count and keeper.gate.collect_rule() is None
 
     def can_train(self) -> bool:
         """Whether a batch could be trained now."""
-        with self._keeper.lock:
-            return not self._keeper.signal.is_set() and self._keeper.gate.train_rule() is None
+        keeper = self._keeper
+        with keeper.lock:
+            return not keeper.signal.is_set() and not keeper.pauses.count and keeper.gate.train_rule() is None
 
     @property
     def collect_count(self) -> int:
@@ -262,6 +264,11 @@ class AsyncTrainingCoordinator:
         self._trace = self.evaluator.trace = self._parts.trace = TraceWriter(path)
         self._keeper.locks.append(self._trace.lock)
 
+    def mark(self, said: str) -> None:
+        """Put a mark on the learner's line of the trace, if there is one."""
+        if self._trace is not None:
+            self._trace.instant(LEARNER, said, self.clock.now())
+
     def set_degree(self, degree: int) -> None:
         """Change the bound for what starts from now on; open collects and waiting batches keep their deadlines. An adaptive
         degree goes on from there. A run that started at degree 0 stays in one thread."""
@@ -294,8 +301,7 @@ class AsyncTrainingCoordinator:
         name, said = _REFUSED[kind]
         with self._keeper.lock:
             self._keeper.recorder.sums[name] += 1
-        if self._trace is not None:
-            self._trace.instant(LEARNER, said, self.clock.now())
+        self.mark(said)
 
     # -- the stages ----------------------------------------------------------------------------------------------------
 
@@ -367,9 +373,23 @@ class AsyncTrainingCoordinator:
         time_limit("timeout", timeout)
         job = Job(fn, with_context, self._eval_context(), None, run)
         deadline = None if timeout is None else self.clock.now() + timeout
-        while (waiter := self.evaluator.submit(job, self.clock.waiter)) is not None:
+        while (waiter := self._submit(job, self.clock.waiter)) is not None:
             if not waiter.wait(None if deadline is None else max(0.0, deadline - self.clock.now())):
-                raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
+                raise self._no_evaluation(timeout, run)
+
+    def _submit(self, job: Job, make_waiter: MakeWaiter) -> Waiter | None:
+        """Start a background evaluation, or return what to wait on before asking again."""
+        try:
+            return self._keeper.while_paused(make_waiter) or self.evaluator.submit(job, make_waiter)
+        except BaseException:
+            self._keeper.unlock()
+            raise
+
+    def _no_evaluation(self, timeout: float | None, run: EvalOwner | None) -> GateTimeout:
+        why = PAUSED if self._keeper.pauses.count else "another one still runs"
+        error = GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: {why}.")
+        error.holder = Holder(run)
+        return error
 
     def publish(self) -> None:
         """Publish the learner's weights if that is overdue, since `get_weights` has raised after a train. The next collect and
@@ -400,6 +420,7 @@ class AsyncTrainingCoordinator:
     run = loop.run
     run_async = coroutines.run_async
     batches = batches.batches
+    paused = pausing.paused
 
     # -- numbers and state -----------------------------------------------------------------------------------------------
 
@@ -576,11 +597,11 @@ class AsyncTrainingCoordinator:
         loop = asyncio.get_running_loop()
         job = Job(fn, with_context, self._eval_context(), loop)
         deadline = None if timeout is None else self.clock.now() + timeout
-        while (waiter := self.evaluator.submit(job, lambda: FutureWaiter(loop))) is not None:
+        while (waiter := self._submit(job, lambda: FutureWaiter(loop))) is not None:
             left = None if deadline is None else max(0.0, deadline - self.clock.now())
             done, _ = await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=left)
             if not done:
-                raise GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: another one still runs.")
+                raise self._no_evaluation(timeout, None)
 
     def _eval_context(self) -> EvalContext:
         snapshot = self.weights.latest()
@@ -610,5 +631,4 @@ class AsyncTrainingCoordinator:
         """Under the lock: count and trace it."""
         self._keeper.recorder.sums["degree_changes"] += 1
         self._changes.append(DegreeChange(self.train_count, before, after, reason))
-        if self._trace is not None:
-            self._trace.instant(LEARNER, f"degree {before} to {after}: {reason}", self.clock.now())
+        self.mark(f"degree {before} to {after}: {reason}")

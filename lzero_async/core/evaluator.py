@@ -140,6 +140,14 @@ class BackgroundEvaluator:
             if not waiter.wait(remaining) and deadline is not None and clock.now() >= deadline:
                 raise GateTimeout(f"The evaluation was still running after {timeout:.3g} s.")
 
+    def wait_until_idle(self, timeout: float | None) -> None:
+        """Wait until none runs or waits to run; what failed is told to whoever asks next."""
+        try:
+            self._wait(timeout, None)
+        except BaseException:
+            self._keeper.unlock()
+            raise
+
     def forget_queued(self, run: EvalOwner) -> None:
         """Leave out the evaluation of this run that waits for the one that runs."""
         with self._lock:

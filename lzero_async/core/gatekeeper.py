@@ -18,12 +18,14 @@ from typing import Any, Final
 
 from lzero_async.core.activity import Activity
 from lzero_async.core.gate import Gate, Ticket
+from lzero_async.core.pausing import Pauses
 from lzero_async.core.statistics import Recorder
 from lzero_async.core.stopping import RunStop
 from lzero_async.errors import GateTimeout, Stopped
 from lzero_async.types import Clock, Waiter
 
 REPLAY: Final = Ticket(-1, -1, -1)
+PAUSED: Final = "the coordinator is paused"
 MakeWaiter = Callable[[], Waiter]
 
 
@@ -40,7 +42,7 @@ ANYBODY: Final = Holder()
 class Parked:
     """One request that waits: what it asks for, and what it was given."""
 
-    __slots__ = ("error", "grant", "held_back", "holder", "kind", "rank", "since", "ticket", "waiter")
+    __slots__ = ("error", "grant", "held_back", "holder", "kind", "paused", "rank", "since", "ticket", "waiter")
 
     def __init__(
         self, kind: str, waiter: Waiter, since: float, ticket: Ticket | None = None, holder: Holder = ANYBODY
@@ -53,6 +55,7 @@ class Parked:
         self.grant: Ticket | None = None
         self.error: Stopped | None = None
         self.held_back = False
+        self.paused = 0.0  # seconds of all pauses before it
         self.rank = (0, 0)  # of a finished collect: its deadline (or start), and who came first
 
     def __lt__(self, other: Parked) -> bool:
@@ -69,6 +72,7 @@ class Gatekeeper:
         self.gate = gate
         self.clock = clock
         self.signal = RunStop(clock, self.lock)
+        self.pauses = Pauses()
         self.recorder = Recorder()
         self._look_at_room()
         self.activity = Activity()
@@ -154,7 +158,7 @@ class Gatekeeper:
         """Ask for the learner's turn to evaluate."""
         with self.lock:
             self.signal.raise_if_set()
-            if self.gate.eval_rule() is None:
+            if not self.pauses.count and self.gate.eval_rule() is None:
                 ticket = self._start_eval()
                 self._turn = holder
                 return ticket
@@ -194,7 +198,7 @@ class Gatekeeper:
                 self._count_wait(parked)
             waited = self.clock.now() - parked.since
             error = GateTimeout(f"Waited {waited:.3g} s in vain to {_DOING[parked.kind]}: {why}.")
-            error.origin = self.signal
+            error.origin, error.holder = self.signal, parked.holder
             raise error
 
     def let_go(self, holder: Holder, **how: Any) -> None:
@@ -399,8 +403,70 @@ class Gatekeeper:
         """Admit no collect that these counts could not use; counts since the last reset."""
         with self.lock:
             self._max_collect, self._max_train = max_collect, max_train
-            self._limited = max_collect is not None or max_train is not None
+            self._limited = max_collect is not None or max_train is not None or self.pauses.count > 0
             self._settle()
+
+    # -- pausing -------------------------------------------------------------------------------------------------------
+
+    def pause(self, block: int) -> None:
+        """Let nothing new start until `resume`."""
+        with self.lock:
+            self.pauses.open(block)
+            self._limited = True
+
+    def wait_until_quiet(self, timeout: float | None) -> None:
+        """Wait until no stage runs: finished collects may still be in line."""
+        waiter = self.clock.waiter()
+        with self.lock:
+            self.signal.raise_if_set()
+            if self._is_quiet():
+                return
+            self.pauses.waiters.append(waiter)
+        waiter.wait(timeout)
+        with self.lock:
+            if waiter in self.pauses.waiters:
+                self.pauses.waiters.remove(waiter)
+                gate, running = self.gate, len(self.gate.tickets) - len(self._commits)
+                raise GateTimeout(
+                    f"Waited {timeout:.3g} s in vain to pause: {running} collect(s) run, and the learner is "
+                    f"{gate.running or 'idle'}."
+                )
+            if not self._is_quiet():
+                self.signal.raise_if_set()
+
+    def rest(self) -> None:
+        """Everything is at rest: the clocks stand still."""
+        with self.lock:
+            if self.pauses.begin(self.clock.now()):
+                self.activity.freeze(self.clock.now())
+
+    def resume(self, block: int) -> None:
+        """A pause is over; after the last one, go on."""
+        with self.lock:
+            pauses, now = self.pauses, self.clock.now()
+            if not pauses.close(block):
+                return
+            if pauses.since is not None:
+                self.activity.thaw(now)
+                self.recorder.new_stretch()
+                self._look_at_room()
+            pauses.end(now)
+            self._limited = self._max_collect is not None or self._max_train is not None
+            pauses.wake(pauses.sleepers)
+            self._settle()
+
+    def while_paused(self, make_waiter: MakeWaiter) -> Waiter | None:
+        """What to wait on before something starts that is no stage; None if it may start now."""
+        with self.lock:
+            self.signal.raise_if_set()
+            if not self.pauses.count:
+                return None
+            waiter = make_waiter()
+            self.pauses.sleepers.append(waiter)
+            return waiter
+
+    def _is_quiet(self) -> bool:
+        return self.gate.running is None and len(self.gate.tickets) == len(self._commits)
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
@@ -414,6 +480,8 @@ class Gatekeeper:
                 while self._lines[kind]:
                     self._release(self._lines[kind][0])
             self._settle()
+            self.pauses.wake(self.pauses.waiters)
+            self.pauses.wake(self.pauses.sleepers)
         self.signal.tell()
 
     def restart(self) -> None:
@@ -439,7 +507,7 @@ class Gatekeeper:
         while commits or evals or trains or collects:
             if commits and self._serve_commits():
                 continue
-            if evals and self.gate.eval_rule() is None and not self._serve(evals[0], self._start_eval()):
+            if evals and self._may_evaluate() and not self._serve(evals[0], self._start_eval()):
                 continue
             if trains:
                 if (ticket := self._start_train()) is not None:
@@ -455,6 +523,8 @@ class Gatekeeper:
         queued = len(gate.waiting) + len(commits) - (gate.per_train if gate.running == "train" else 0)
         if queued != recorder.queued:
             recorder.queue_is(queued, self.clock.now())
+        if self.pauses.waiters and self._is_quiet():
+            self.pauses.wake(self.pauses.waiters)
 
     def _look_at_room(self) -> None:
         """The room for batches that wait may have changed."""
@@ -486,7 +556,11 @@ class Gatekeeper:
                 self._tell(parked, self.signal.error)
         return False
 
+    def _may_evaluate(self) -> bool:
+        return not self.pauses.count and self.gate.eval_rule() is None
+
     def _park(self, parked: Parked) -> Parked:
+        parked.paused = self.pauses.seconds(parked.since)
         if parked.ticket is None:
             self._lines[parked.kind].append(parked)
         else:
@@ -557,12 +631,16 @@ class Gatekeeper:
         self._wake(parked)
 
     def _count_wait(self, parked: Parked) -> None:
-        self.recorder.waited("collect" if parked.kind == "commit" else parked.kind, self.clock.now() - parked.since)
+        now = self.clock.now()
+        seconds = now - parked.since - (self.pauses.seconds(now) - parked.paused)
+        self.recorder.waited("collect" if parked.kind == "commit" else parked.kind, seconds)
 
     def _try_collect(self) -> Ticket | None:
         return None if self._limited and self._limit_rule() is not None else self.gate.try_collect()
 
     def _limit_rule(self) -> str | None:
+        if self.pauses.count:
+            return PAUSED
         gate, count, tickets = self.gate, self.recorder.count, len(self.gate.tickets)
         if self._max_collect is not None and count(gate, "committed") + tickets >= self._max_collect:
             return "max_collect"
@@ -587,6 +665,8 @@ class Gatekeeper:
         return bool(self._lines["collect"] or self._commits)
 
     def _start_train(self) -> Ticket | None:
+        if self.pauses.count:
+            return None
         gate = self.gate
         if gate.train_rule() is None:
             return gate.start_train()
@@ -632,6 +712,8 @@ class Gatekeeper:
         gate = self.gate
         if parked.kind == "collect":
             rule = self._limit_rule() or gate.collect_rule()
+        elif parked.kind != "commit" and self.pauses.count:
+            rule = PAUSED
         elif parked.kind == "train":
             rule = gate.train_rule()
         elif parked.kind == "eval":

@@ -191,10 +191,15 @@ class _Run(CollectorSession):
         coordinator, runner = self.coordinator, self._new_runner()
         try:
             while not self._ended() and not self._asked_to_stop():
-                if here and (not self._collect_here(runner) or self._time_is_over()):
-                    break
-                replayed = self.keeper.gate.replayed
-                self._call(runner, coordinator.train_stage(self), self.train_fn, self._time_left())
+                try:
+                    if here and (not self._collect_here(runner) or self._time_is_over()):
+                        break
+                    replayed = self.keeper.gate.replayed
+                    self._call(runner, coordinator.train_stage(self), self.train_fn, self._patience())
+                except GateTimeout as error:
+                    if not self._was_paused(error):
+                        raise
+                    continue
                 if self.keeper.gate.replayed == replayed:
                     self._evaluate_if_due(runner)
                 self.scores.deliver()
@@ -222,8 +227,10 @@ class _Run(CollectorSession):
             return
         try:
             self._evaluate(runner)
-        except GateTimeout:
-            if not self._time_is_over():
+        except GateTimeout as error:
+            if self._was_paused(error):
+                self._evaluate_if_due(runner)
+            elif not self._time_is_over():
                 raise
         except Stopped as error:
             if error.origin is not self.signal:
@@ -233,13 +240,13 @@ class _Run(CollectorSession):
         coordinator = self.coordinator
         if coordinator.enable_async_eval:
             assert self.eval_fn is not None
-            left = self._time_left()
+            left = self._patience()
             limit = None if left is None else max(0.0, left)
             coordinator.start_background_eval(self.eval_fn, with_context=True, timeout=limit, run=self)
             return
         start = self.clock.now()
         seen: list[EvalContext] = []
-        value = self._call(runner, coordinator.eval_stage(self), _noting(self.eval_fn, seen), self._time_left())
+        value = self._call(runner, coordinator.eval_stage(self), _noting(self.eval_fn, seen), self._patience())
         self.eval_ended(EvalResult(seen[0].version, value, self.clock.now() - start, seen[0].snapshot), None)
 
     # -- background roles ----------------------------------------------------------------------------------------------
@@ -251,6 +258,8 @@ class _Run(CollectorSession):
         try:
             while not self.signal.is_set():
                 try:
+                    while (waiter := self.keeper.while_paused(self.clock.waiter)) is not None:
+                        waiter.wait(None)
                     work(context)
                     failures = 0
                 except Exception as error:

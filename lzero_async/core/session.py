@@ -7,9 +7,10 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from lzero_async.core.coroutines import is_coroutine_function
+from lzero_async.core.gatekeeper import Holder
 from lzero_async.core.signals import OrderlyStop
 from lzero_async.core.stages import Stage
-from lzero_async.errors import tell_refusal
+from lzero_async.errors import GateTimeout, tell_refusal
 from lzero_async.threads import LoopRunner
 from lzero_async.types import EvalResult
 from lzero_async.validation import backoff, time_limit, whole_number
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from lzero_async.core.coordinator import AsyncTrainingCoordinator
 
 GRACE: Final = 0.5
+MOMENT: Final = 0.05  # seconds between two looks at a clock that stands still
 log = logging.getLogger("lzero_async")
 
 
@@ -53,7 +55,8 @@ class Session:
         """Before the first stage."""
         self.keeper.begin_run(self.max_collect, self.max_train)
         self.coordinator.publish()
-        self.deadline = None if self.max_seconds is None else self.clock.now() + self.max_seconds
+        now = self.clock.now()
+        self.deadline = None if self.max_seconds is None else now + self.max_seconds - self.keeper.pauses.seconds(now)
         if handle_signals:
             self.signals.install()
 
@@ -104,7 +107,20 @@ class Session:
         self.reason = self.reason or reason
 
     def _time_left(self) -> float | None:
-        return None if self.deadline is None else self.deadline - self.clock.now()
+        """Seconds until `max_seconds` are over; they stand still while the coordinator is paused."""
+        if self.deadline is None:
+            return None
+        now = self.clock.now()
+        return self.deadline + self.keeper.pauses.seconds(now) - now
+
+    def _patience(self) -> float | None:
+        """How long to wait for the gate, or for a change, before looking at the time again."""
+        left = self._time_left()
+        return left if left is None or not self.keeper.pauses.count else max(left, MOMENT)
+
+    def _was_paused(self, error: GateTimeout) -> bool:
+        """Whether a wait of this session's own ran out although its time has not: it was paused meanwhile."""
+        return isinstance(error.holder, Holder) and error.holder.run is self and not self._time_is_over()
 
     def _time_is_over(self) -> bool:
         left = self._time_left()
@@ -130,7 +146,7 @@ class Session:
                 self._cancel_runners()
             left = None if hurry is None else hurry - self.clock.now()
             if left is None and not signal.is_set():
-                left = self._time_left()
+                left = self._patience()
             elif left is not None and left <= 0:
                 log.warning("left behind, still inside their functions: %s", ", ".join(threads.alive()))
                 break

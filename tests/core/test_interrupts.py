@@ -120,6 +120,12 @@ def in_blocks(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
                 ledger.train(batch)
 
 
+def with_pauses(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    with coordinator.paused(timeout=LIMIT):
+        pass
+    coordinator.run_train(ledger.train, with_batch=True, timeout=LIMIT)
+
+
 def train_here(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
     for _ in range(ROUNDS):
         coordinator.run_train(ledger.train, with_batch=True, timeout=LIMIT)
@@ -227,6 +233,7 @@ CASES: list[tuple[str, int, Scene, str, dict[str, Any], bool]] = [
     *((f"alone, degree {d}, evaluations in the background", d, alone, "", {"enable_async_eval": True}, False) for d in (0, 2)),
     *((f"a train that fails once, degree {d}", d, alone, "", {}, True) for d in (0, 1)),
     *((f"in blocks, degree {d}", d, in_blocks, "", {}, False) for d in (0, 2)),
+    *((f"paused beside a collector, degree {d}", d, with_pauses, "collector", {}, False) for d in (1, 2)),
     *((f"beside a collector, degree {d}", d, train_here, "collector", {}, False) for d in (1, 2)),
     *((f"beside a learner, degree {d}", d, collect_here, "learner", {}, False) for d in (0, 1, 2)),
     *((f"rejected beside a collector, degree {d}", d, reject_here, "collector", {}, False) for d in (1, 2)),
