@@ -243,7 +243,8 @@ class TrainStage(Stage):
         if self.parts.trace is None:
             self._finish(end)
         else:
-            batches = [] if self.ticket is REPLAY else [ticket.id for ticket in keeper.training()]
+            several = gate.per_train > 1 and self.ticket is not REPLAY
+            batches = [ticket.id for ticket in keeper.training()] if several else []
             self._finish(end)
             self._show(end, version, batches)
             self.parts.trace.counters(keeper.clock.now(), **_counters(keeper))
@@ -269,7 +270,8 @@ class TrainStage(Stage):
         if self.ticket is REPLAY:
             self.parts.trace.span(LEARNER, "replay", self.start, end, version=version)
         else:
-            self.parts.trace.train(self.start, end, batches, version, version - 1 - self.ticket.version)
+            staleness = version - 1 - self.ticket.version
+            self.parts.trace.train(self.start, end, self.ticket.id, version, staleness, batches)
 
     def again(self, error: BaseException) -> bool:
         again = self.retries > 0 and self._before is not None and isinstance(error, Exception)

@@ -86,17 +86,19 @@ class TraceWriter:
             self._arrow("s", "batch", batch, pid, tid, max(start, end - _INSIDE))
             self._flush_if_due(end)
 
-    def train(self, start: float, end: float, batches: Sequence[int], version: int, staleness: int) -> None:
-        """Record a train and the ends of the arrows from the collects of its batches, the oldest first."""
+    def train(
+        self, start: float, end: float, batch: int, version: int, staleness: int, batches: Sequence[int] = ()
+    ) -> None:
+        """Record a train and the end of the arrow from its batch's collect; of several `batches`, `batch` is the oldest."""
         with self.lock:
             if self._closed:
                 return
-            args: dict[str, Any] = {"batch": batches[0], "version": version, "staleness": staleness}
-            if len(batches) > 1:
+            args: dict[str, Any] = {"batch": batch, "version": version, "staleness": staleness}
+            if batches:
                 args["batches"] = list(batches)
             pid, tid = self._span(LEARNER, "train", start, end, args)
-            for batch in batches:
-                self._arrow("f", "batch", batch, pid, tid, start)
+            for number in batches or (batch,):
+                self._arrow("f", "batch", number, pid, tid, start)
             self._flush_if_due(end)
 
     def published(self, start: float, end: float, version: int) -> None:

@@ -46,6 +46,7 @@ _ROWS: Final = (
     # Statistics of the coordinator.
     ("collect_count", "collects", "counter", "", "Committed collects."),
     ("train_count", "trains", "counter", "", "Finished trains; replays are not among them."),
+    ("trained_collects", "trained collects", "counter", "", "Collects that trains used: collects_per_train each."),
     ("replay_count", "replays", "counter", "", "Extra trains on old data."),
     ("eval_count", "evaluations", "counter", "", "Finished evaluations."),
     ("evals_skipped", "skipped evaluations", "counter", "", "Background evaluations that eval_overlap left out."),
@@ -56,7 +57,7 @@ _ROWS: Final = (
     ("mean_lag", "lag, mean", "gauge", "batches", "The mean lag, looked at after every commit."),
     ("max_lag", "lag, max", "gauge", "batches", "The largest lag so far."),
     ("lag_bound", "lag bound", "gauge", "batches",
-     "What the lag may reach: the degree (1 at degree 0), or the queue's capacity and the batch being trained."),
+     "What the lag may reach: the degree (1 at degree 0) times collects_per_train, or the queue's capacity and one more."),
     ("off_policy_degree", "degree", "gauge", "versions",
      "The degree in force: the bound of staleness; under staleness_policy allow it bounds the lag only."),
     ("staleness_counts", "staleness", "histogram", "versions",

@@ -78,10 +78,10 @@ def visit_trains(per_train: int, extra: int, degrees: range, collectors: tuple[i
 
 @pytest.mark.parametrize(
     ("per_train", "extra", "degrees", "batches"),
-    [(2, 0, range(3), 5), (3, 0, range(2), 7), (1, 1, range(1, 3), 4), (1, 2, range(1, 2), 4), (2, 1, range(1, 2), 5)],
+    [(2, 0, range(2), 5), (3, 0, range(2), 6), (1, 1, range(1, 2), 4), (1, 2, range(1, 2), 4), (2, 1, range(1, 2), 5)],
 )
 def test_walk_of_trains_that_take_several_collects(per_train: int, extra: int, degrees: range, batches: int) -> None:
-    assert visit_trains(per_train, extra, degrees, (1, 3), batches) > 10_000
+    assert visit_trains(per_train, extra, degrees, (1, 3), batches) > 4_000
 
 
 @pytest.mark.soak

@@ -9,8 +9,9 @@ from lzero_async.core.activity import RoleActivity
 from lzero_async.telemetry.view import Count, View
 
 STATISTICS: dict[str, Any] = {
-    "off_policy_degree": 4, "active_collectors": 2, "collect_count": 12, "train_count": 11, "replay_count": 5,
-    "eval_count": 3, "evals_skipped": 1, "version": 16, "open_collects": 2, "collect_train_lag": 1, "mean_lag": 1.25,
+    "off_policy_degree": 4, "active_collectors": 2, "collect_count": 12, "train_count": 11, "trained_collects": 23,
+    "replay_count": 5, "eval_count": 3, "evals_skipped": 1, "version": 16, "open_collects": 2, "collect_train_lag": 1,
+    "mean_lag": 1.25,
     "max_lag": 3, "collect_total_time": 20.0, "train_total_time": 15.0, "eval_total_time": 6.0, "collect_wait_time": 7.0,
     "train_wait_time": 2.5, "eval_wait_time": 0.5, "wall_time": 21.0, "overlap_efficiency": 0.75, "staleness_mean": 1.5,
     "staleness_max": 3, "staleness_counts": {0: 2, 1: 4, 2: 3, 3: 1}, "sample_age_mean": 8.5, "sample_age_max": 30.0,

@@ -72,7 +72,7 @@ def snapshot() -> View:
 
 
 def test_the_table_has_every_number_of_the_statistics_that_is_not_a_setting_or_a_mean_of_others() -> None:
-    settings = {"mode", "staleness_policy", "queue_capacity", "async_eval"}
+    settings = {"mode", "staleness_policy", "queue_capacity", "async_eval", "collects_per_train", "oversampling"}
     derived = {"collect_avg_time", "train_avg_time", "eval_avg_time", "wall_time"}
     assert AsyncTrainingCoordinator(1).get_statistics().keys() - settings - derived <= QUANTITIES.keys()
     assert {*COUNTS, *TROUBLES} <= QUANTITIES.keys()

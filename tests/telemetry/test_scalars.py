@@ -39,6 +39,7 @@ def test_every_number_comes_from_its_statistic() -> None:
         "async/weights_version": 16.0,
         "async/collects": 12.0,
         "async/trains": 11.0,
+        "async/trained_collects": 23.0,
         "async/replays": 5.0,
         "async/evaluations": 3.0,
         "async/skipped_evaluations": 1.0,
@@ -212,8 +213,8 @@ def test_every_async_scalar_but_counts_has_a_chart() -> None:
     shown = [tag for title, tags in layout(values(sample_view()))["async"].values() for tag in tags]
     missing = {name for name in values(sample_view()) if not any(re.match(tag, name) for tag in shown)}
     keys = (
-        *COUNTS, "collect_count", "train_count", "replay_count", "eval_count", "version", "open_collects", "active_collectors",
-        "degree_changes", "max_lag", "collect_total_time", "train_total_time", "eval_total_time",
+        *COUNTS, "collect_count", "train_count", "trained_collects", "replay_count", "eval_count", "version", "open_collects",
+        "active_collectors", "degree_changes", "max_lag", "collect_total_time", "train_total_time", "eval_total_time",
     )  # fmt: skip
     assert missing == {tag(key) for key in keys}
 
