@@ -279,10 +279,10 @@ class _ProgramParser(argparse.ArgumentParser):
 
 
 def program_parser(prog: str, description: str, usage: str | None = None) -> argparse.ArgumentParser:
-    """A parser for `python -m lzero_async PROG`, with the description as it is written; flags must be whole, and what it cannot
+    """A parser for `lzero-async PROG`, with the description as it is written; flags must be whole, and what it cannot
     read is a ConfigError."""
     return _ProgramParser(
-        prog=f"python -m lzero_async {prog}",
+        prog=f"lzero-async {prog}",
         usage=usage,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from lzero_async.runs.applications import GROUP
+from lzero_async.runs.applications import GROUP, installed
 from tests.sentences import assert_one_sentence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,3 +110,12 @@ def test_it_is_compared(place: Place) -> None:
         "runs/compare/async",
     }
     assert found["sync"]["trained"] > 0 and found["async"]["trained"] > 0
+
+
+def test_the_library_names_no_application() -> None:
+    """Ours are known by their entry points like any other, so no line of the library may hold their names."""
+    ours = [name for name, point in installed().items() if point.value.startswith("zoo.")]
+    assert len(ours) >= 3
+    for path in (ROOT / "lzero_async").rglob("*.py"):
+        said = path.read_text()
+        assert [name for name in ours if name in said] == [], path

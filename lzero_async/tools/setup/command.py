@@ -18,8 +18,8 @@ from lzero_async.tools.setup.locked import TORCH, Lock, alone, check_environment
 
 DESCRIPTION: Final = """Install the tested versions of everything that an application needs into the running environment.
 
-  lzero-async setup priorzero --dry_run    say what would be installed
-  lzero-async setup priorzero              install it
+  lzero-async setup NAME --dry_run    say what would be installed
+  lzero-async setup NAME              install it
 
 The versions come from the lock that the application carries; pip does not choose. The command can be interrupted and
 repeated: what is complete stays, what is missing or torn is installed again."""
