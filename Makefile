@@ -62,7 +62,7 @@ lint: $(STAMP) ## ruff and import-linter
 	$(VENV)/bin/lint-imports
 	$(PY) -m ruff format --check $(SOURCES)
 
-types: $(STAMP) ## mypy, strict on the library
+types: $(STAMP) ## mypy, strict on library and zoo
 	$(PY) -m mypy
 
 bench: $(STAMP) ## the measured bars, as tables and as benchmarks/results/*.json (about 20 minutes)

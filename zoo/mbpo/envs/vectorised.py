@@ -110,7 +110,7 @@ class GymEnvs:
         return found[None]
 
     def scale(self, action: NDArray[Any]) -> NDArray[Any]:
-        scaled = np.clip(action * self._half + self._middle, self._low, self._high)
+        scaled: NDArray[Any] = np.clip(action * self._half + self._middle, self._low, self._high)
         return scaled.reshape(-1, *self._action_shape).astype(self._action_type, copy=False)
 
     def step(self, action: NDArray[Any]) -> Step:
