@@ -21,8 +21,9 @@ from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
 from lzero_async.core.coroutines import FutureWaiter, is_coroutine_function, run_awaitable
 from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
 from lzero_async.core.gate import Gate
-from lzero_async.core.gatekeeper import PAUSED, Gatekeeper, Holder, MakeWaiter
+from lzero_async.core.gatekeeper import Gatekeeper
 from lzero_async.core.own_loop import HeldCollect, HeldTrain
+from lzero_async.core.parked import PAUSED, Holder, MakeWaiter
 from lzero_async.core.resume import STATE_FORMAT, read_state
 from lzero_async.core.settings import Adaptation, Bound, Recovery, group_of, refuse_coroutine
 from lzero_async.core.stages import (

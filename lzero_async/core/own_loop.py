@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from lzero_async.core.coroutines import enter_awaiting, leave_awaiting
 from lzero_async.core.gate import Ticket
-from lzero_async.core.gatekeeper import Parked
+from lzero_async.core.parked import Parked
 from lzero_async.core.stages import CollectStage, Stage, TrainStage, block
 from lzero_async.errors import LzeroAsyncError
 from lzero_async.types import Batch, CollectContext, Snapshot, StopSignal

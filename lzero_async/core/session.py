@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from lzero_async.core.coroutines import is_coroutine_function
-from lzero_async.core.gatekeeper import Holder
+from lzero_async.core.parked import Holder
 from lzero_async.core.signals import OrderlyStop
 from lzero_async.core.stages import Stage
 from lzero_async.errors import GateTimeout, tell_refusal

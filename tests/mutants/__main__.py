@@ -59,7 +59,11 @@ _CORE: Final = (
 )  # fmt: skip
 AREAS: Final = {
     "gate": Area("lzero_async", ("/gate.py", "/core/account.py"), _CORE),
-    "gatekeeper": Area("lzero_async", ("/gatekeeper.py", "/core/stopping.py", "/shell.py"), _CORE),
+    "gatekeeper": Area(
+        "lzero_async",
+        ("/gatekeeper.py", "/core/serving.py", "/core/mending.py", "/core/parked.py", "/core/stopping.py", "/shell.py"),
+        _CORE,
+    ),
     "loop": Area("lzero_async", ("/loop.py", "/core/session.py", "/core/collectors.py"), _CORE),
     "resume": Area("lzero_async", ("/resume.py",), _CORE),
     "parcels": Area(
