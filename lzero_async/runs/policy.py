@@ -62,7 +62,7 @@ class Policy(ABC):
 
 
 def load_policy(run: str | Path, weights: str = "best", device: str = "cpu", **options: Any) -> Policy:
-    """The policy of a run: `load_policy("runs/mbpo")(observation)` is an action.
+    """The policy of a run: `load_policy("runs/mine")(observation)` is an action.
 
     run: the run's folder. weights: those that scored best (without an evaluation, the last ones), or the last ones.
     device: 'cpu', 'cuda', 'cuda:N' or 'auto'. options: those of the application's own. Raises ConfigError for a folder
