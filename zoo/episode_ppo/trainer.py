@@ -77,6 +77,7 @@ class Trainer(ScoredApplication):
         options, shares = self.options, shares_of(self.options)
         where = PLACES.get(self.backend.kind, "threads of this process")
         self.progress.note(f"starting {len(shares)} workers with {options.n_envs} environments, {where} ...")
+        self._records.prepare()  # while the template of the roles makes its imports
         workers = [
             self.role_set.start(
                 f"envs {place}",
@@ -99,7 +100,6 @@ class Trainer(ScoredApplication):
         )
         for worker in self._roles():
             worker.call("ready")
-        self._records.prepare()
         self.coordinator = AsyncTrainingCoordinator(
             options.off_policy_degree,
             options.off_policy_degree > 0,

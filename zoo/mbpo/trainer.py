@@ -78,6 +78,7 @@ class Trainer(ScoredApplication):
         options = self.options
         if place := PLACES.get(self.backend.kind):
             self.progress.note(f"{options.trainer} trainer: starting the roles, {place} ...")
+        self._records.prepare()  # while the template of the roles makes its imports
         self.collectors = AsyncDataCollector(
             self.backend,
             self.source,
@@ -108,7 +109,6 @@ class Trainer(ScoredApplication):
         for worker in self._learners():
             self.counters |= {name: count for name, count in worker.call("ready").items() if name in COUNTERS}
         self.collectors.ready()
-        self._records.prepare()
         self.coordinator = AsyncTrainingCoordinator(
             recovery=Recovery(
                 on_failure="restart", max_restarts=options.max_restarts, restart_backoff=options.restart_backoff

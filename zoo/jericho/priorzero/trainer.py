@@ -102,6 +102,7 @@ class PriorZero(Application):
 
     def _build(self) -> None:
         policy = self.options.policy_config
+        self._records.prepare()  # while the template of the roles makes its imports
         self._start_roles()
         if place := PLACES.get(self.backend.kind):
             names = ", ".join(worker.name for worker in self._roles())
@@ -191,7 +192,6 @@ class PriorZero(Application):
 
     def _wait_for_roles(self) -> None:
         """Until every role is built; what one of them cannot do is said before anything starts."""
-        self._records.prepare()
         for worker in self._roles():
             report = worker.call("ready")
             if report is not None and worker is not self.learner and worker not in self.ranks:
