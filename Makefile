@@ -14,7 +14,7 @@ help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
 
 train: $(STAMP) ## train PriorZero on the bundled game: asynchronous, degree 2, evaluated in the background (about 10 minutes, CPU only)
-	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --off_policy_degree 2 --async_eval --set run_config.max_seconds=540 $(ARGS)
+	$(PY) zoo/jericho/priorzero/priorzero_entry.py --exp_name runs/train --off_policy_degree 2 --async_eval --max_seconds 540 $(ARGS)
 
 quick: $(STAMP) ## every part of PriorZero once (1 to 3 minutes)
 	$(PY) zoo/jericho/priorzero/priorzero_entry.py --quick_test $(ARGS)
@@ -26,13 +26,13 @@ learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 2 minutes ea
 	$(PY) -m benchmarks.learn_async
 
 mbpo: $(STAMP) ## train MBPO on Pendulum, batch by batch (about 2 minutes)
-	$(PY) zoo/mbpo/train.py --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --max_steps 15000 $(ARGS)
+	$(PY) zoo/mbpo/train.py --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --max_env_steps 15000 $(ARGS)
 
 learn-mbpo: $(STAMP) ## MBPO's learning curves: three trainers, three seeds each; resumable
 	$(PY) -m benchmarks.learn_mbpo
 
 episode-ppo: $(STAMP) ## train PPO on whole episodes of CartPole, without a step barrier (about a minute)
-	$(PY) zoo/episode_ppo/train.py --env CartPole-v1 --n-envs 16 --episodes-per-update 50 --total-episodes 3000 $(ARGS)
+	$(PY) zoo/episode_ppo/train.py --env CartPole-v1 --num-envs 16 --episodes-per-update 50 --total-episodes 3000 $(ARGS)
 
 learn-episode-ppo: $(STAMP) ## whole-episode PPO's learning curves: both collectors, three seeds each (about 20 minutes); resumable
 	$(PY) -m benchmarks.learn_episode_ppo

@@ -12,8 +12,8 @@ NOTE = "Written by `make docs`; edit the code and run it again."
 MODULES = (
     "validation", "core.activity", "core.trace", "telemetry.quantities", "telemetry.view", "telemetry.sinks", "telemetry.scalars",
     "telemetry.prometheus_server", "telemetry.utilisation", "telemetry.terminal.progress", "telemetry.terminal.live",
-    "runs.options", "runs.application", "runs.checkpoint", "runs.run_dir", "runs.summary", "runs.applications", "runs.scored",
-    "runs.program", "runs.role_set", "runs.policy",
+    "runs.checks", "runs.options", "runs.application", "runs.checkpoint", "runs.run_dir", "runs.summary", "runs.applications",
+    "runs.scored", "runs.program", "runs.role_set", "runs.policy",
     "simulate.pipeline", "simulate.distributions", "tools.traces", "tools.report.command", "tools.timeline.text",
     "tools.timeline.picture", "testing",
 )  # fmt: skip
@@ -28,7 +28,7 @@ def source(module: str) -> Path:
 
 def first_sentence(node: ast.AST) -> str:
     """The first sentence of a docstring."""
-    text = " ".join((ast.get_docstring(node) or "").split())  # type: ignore[arg-type]
+    text = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())  # type: ignore[arg-type]
     return re.split(r"(?<=\.) (?=[A-Z`])", text, maxsplit=1)[0]
 
 

@@ -66,26 +66,6 @@ def table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     return [lines[0], "|" + "---|" * len(heading), *lines[1:], ""]
 
 
-def meanings(source: str) -> dict[str, dict[str, str]]:
-    """By section and option of priorzero_config.py: the comment above it."""
-    lines = source.splitlines()
-    found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = {
-                str(word.arg): _comment_above(lines, word.lineno) for word in node.value.keywords
-            }
-    return found
-
-
-def _comment_above(lines: list[str], number: int) -> str:
-    comment: list[str] = []
-    while (line := lines[number - 2].strip()).startswith("#"):
-        comment.insert(0, line.removeprefix("#").strip())
-        number -= 1
-    return " ".join(comment)
-
-
 def fixed_options(source: str) -> list[tuple[str, str]]:
     """What a resumed run of PriorZero keeps, from its trainer's source: importing that takes seconds."""
     for node in ast.parse(source).body:
@@ -96,24 +76,22 @@ def fixed_options(source: str) -> list[tuple[str, str]]:
 
 def priorzero() -> list[str]:
     """PriorZero's options, by section."""
-    from zoo.jericho.priorzero.options import RULES
+    from zoo.jericho.priorzero.options import OPTIONS, meanings
     from zoo.jericho.priorzero.priorzero_config import PRESETS, QUICK_TEST, SECTIONS
-    from zoo.jericho.priorzero.priorzero_entry import FLAGS
 
-    flags = {path: flag for flag, path in FLAGS.items()}
     said = meanings(CONFIG_FILE.read_text())
     lines = ["## PriorZero", ""]
     lines += [
-        "Edit [priorzero_config.py](../zoo/jericho/priorzero/priorzero_config.py), or give `--set section.option=value`; some",
-        "have a flag of their own, which is named. [Choosing the degree](choosing-the-degree.md) is about `off_policy_degree`.",
+        "Edit [priorzero_config.py](../zoo/jericho/priorzero/priorzero_config.py), or give `--option value`, or the full name:",
+        "`--set policy_config.batch_size=64`. [Choosing the degree](choosing-the-degree.md) is about `off_policy_degree`.",
         "",
     ]
     for section, values in SECTIONS.items():
         rows = (
             [
-                f"`{name}`" + (f" (`--{flags[path]}`)" if (path := f"{section}.{name}") in flags else ""),
+                ", ".join(f"`{one}`" for one in (name, *OPTIONS[section][name].also)),
                 shown(value),
-                allowed(RULES[section][name]),
+                allowed(OPTIONS[section][name].check),
                 said[section][name],
             ]
             for name, value in values.items()
@@ -136,14 +114,13 @@ def _changes(preset: Mapping[str, Mapping[str, Any]]) -> str:
 def flat(title: str, intro: str, groups: Mapping[str, Mapping[str, Any]], fixed: Iterable[str]) -> list[str]:
     """The options of a program that has a flat table of them."""
     lines = [f"## {title}", "", intro, ""]
-    some_only = any(option.only for group in groups.values() for option in group.values())
     for name, group in groups.items():
         rows = (
             [
-                f"`--{flag}`",
+                ", ".join(f"`--{name}`" for name in (flag, *option.also)),
                 shown(json.dumps(option.default) if isinstance(option.default, (bool, dict)) else option.default),
                 allowed(option.check),
-                option.help + (f" ({', '.join(option.only)} only)" if option.only and some_only else ""),
+                option.help + (f" ({' and '.join(option.only)} only)" if option.only else ""),
             ]
             for flag, option in group.items()
         )
@@ -176,14 +153,16 @@ def config_reference() -> str:
         "What an option may be is said in the words of its error message. Unknown names are refused, with the nearest one."
     ]
     lines += ["", *priorzero()]
-    lines += flat("MBPO", "`zoo/mbpo/train.py`. `--num-envs` and `--num_envs` are the same.", mbpo.GROUPS, mbpo.FIXED)
+    lines += flat(
+        "MBPO", "`zoo/mbpo/train.py`. `--num-envs` and `--num_envs` are the same.", mbpo.COMMAND.groups, mbpo.FIXED
+    )
     rows = (
         [f"`--preset {name}`", ", ".join(f"`{key}={value}`" for key, value in values.items())]
         for name, values in mbpo.PRESETS.items()
     )
     lines += ["### MBPO: what presets change", "", *table(("preset", "changes"), rows)]
-    intro = "`zoo/episode_ppo/train.py`. `--n-envs` and `--n_envs` are the same."
-    lines += flat("Whole-episode PPO", intro, ppo.GROUPS, ppo.FIXED)
+    intro = "`zoo/episode_ppo/train.py`. `--num-envs` and `--num_envs` are the same."
+    lines += flat("Whole-episode PPO", intro, ppo.COMMAND.groups, ppo.FIXED)
     lines += ["## `AsyncTrainingCoordinator(...)`", "", "What each means is in the [reference](reference.md).", ""]
     lines += arguments(AsyncTrainingCoordinator.__init__, {"self"})
     for group in (Bound, Recovery, Adaptation):

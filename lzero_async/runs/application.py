@@ -6,13 +6,14 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lzero_async.core.coordinator import AsyncTrainingCoordinator
 from lzero_async.runs.applications import PipelineDescription
 from lzero_async.runs.observer import RunObserver
+from lzero_async.runs.options import Watching, as_dict
 from lzero_async.runs.role_set import RoleSet
 from lzero_async.runs.run_dir import LAST_CHECKPOINT, TRACE, naming
 from lzero_async.telemetry.sinks import Records
@@ -22,16 +23,6 @@ from lzero_async.types import Batch, RunResult, StopSignal
 from lzero_async.workers.backend import Backend, Worker, ask_again
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Watching:
-    """How a run is watched: the options that every application may have. lzero_async.runs.options.WATCHING explains them."""
-
-    trace: bool = True
-    report: bool = True
-    plain: bool = False
-    metrics_port: int = 0
 
 
 class Application(ABC):
@@ -130,8 +121,7 @@ class Application(ABC):
     @property
     def plain_options(self) -> dict[str, Any]:
         """The options as a dictionary."""
-        options = self.options
-        return asdict(options) if is_dataclass(options) and not isinstance(options, type) else dict(options)
+        return as_dict(self.options)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 

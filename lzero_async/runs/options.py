@@ -1,256 +1,209 @@
-"""A flat table of options: each with its default, its check and its meaning; the command line is made from it."""
+"""Options are typed dataclasses; the command line, its help and its errors are made from them.
+
+A group of options is a frozen dataclass whose docstring is its title; a program's options are a class of several groups:
+
+    @dataclass(frozen=True, kw_only=True)
+    class Environment:
+        \"\"\"Environment.\"\"\"
+
+        env: Annotated[str, nonempty, "gymnasium id", Also("task")] = "Pendulum-v1"
+        num_envs: Annotated[int, whole(1), "environments in all"] = 64
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Environment, Watching):
+        \"\"\"What my program can be told.\"\"\"
+
+Beside the type stand its check, its meaning and, where there are any, other names (`Also`) and who alone uses it (`Only`).
+`CommandLine(Options)` reads flags, and `check` gives every value to make an `Options` of.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple, NoReturn
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from lzero_async.errors import ConfigError
-from lzero_async.validation import number_between, one_of, role_resources, whole_number
+from lzero_async.runs.checks import Check, flag, optional, port, text, words
 
-Check = Callable[[str, Any], Any]
 TRUTH: Final = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 NEGATIVE: Final = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 METAVARS: Final = {bool: "BOOL", int: "N", float: "X"}
+WIDTH: Final = 120
 
 
-def whole(low: int) -> Check:
-    """A check for whole numbers of at least `low`."""
-    return lambda name, value: whole_number(name, value, low)
+class Also(tuple[str, ...]):
+    """Other names of an option, which users know from before or from elsewhere."""
+
+    def __new__(cls, *names: str) -> Also:
+        return super().__new__(cls, names)
 
 
-def between(low: float, high: float) -> Check:
-    """A check for numbers from `low` to `high`."""
-    return lambda name, value: number_between(name, value, low, high)
+class Only(tuple[str, ...]):
+    """Those (trainers, collectors) that alone use an option."""
 
-
-def words(*words: str) -> Check:
-    """A check for one of `words`."""
-    return lambda name, value: one_of(name, value, words)
-
-
-def optional(check: Check) -> Check:
-    """The same check, but None stays None."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def text(name: str, value: Any) -> str:
-    """`value` if it is text, or a ConfigError."""
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}; it must be text.")
-    return value
-
-
-def nonempty(name: str, value: Any) -> str:
-    """`value` if it is text that is not blank, or a ConfigError."""
-    if not text(name, value).strip():
-        raise ConfigError(f"{name} is empty; it must not be.")
-    return str(value)
-
-
-def flag(name: str, value: Any) -> bool:
-    """`value` if it is a bool, or a ConfigError."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; it must be True or False.")
-    return value
-
-
-def seed(name: str, value: Any, bits: int = 31) -> int:
-    """`value` as a whole number from 0 to below 2 to the `bits`, or a ConfigError."""
-    if whole_number(name, value, 0) >= 2**bits:
-        raise ConfigError(f"{name} is {value!r}; it must be below 2**{bits}.")
-    return int(value)
-
-
-def port(name: str, value: Any) -> int:
-    """`value` as a port's number or 0, or a ConfigError."""
-    if whole_number(name, value, 0) > 65_535:
-        raise ConfigError(f"{name} is {value!r}; a port is at most 65535.")
-    return int(value)
-
-
-def device(name: str, value: Any) -> str:
-    """The name of a device, without spaces around it, or a ConfigError. Whether it is here is `present_device`'s question."""
-    word = text(name, value).strip()
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word):
-        raise ConfigError(f"{name} is {value!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:' and a number.")
-    return word
-
-
-def arguments(name: str, value: Any) -> dict[str, Any]:
-    """Keyword arguments: a mapping, a JSON object as text, or NAME=VALUE pairs with commas between them."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    written = text(name, value).strip()
-    if written.startswith("{"):
-        try:
-            return dict(json.loads(written))
-        except ValueError as error:
-            raise ConfigError(f"{name} is {value!r}, which is not JSON ({error}); write it as g=9.81,m=1.") from error
-    found: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in written.split(","))):
-        key, equals, word = part.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"{name} has {part!r}, which is not NAME=VALUE; write it as g=9.81,m=1.")
-        try:
-            found[key.strip()] = json.loads(word)
-        except ValueError:
-            found[key.strip()] = word.strip()
-    return found
-
-
-def resources(*kinds: str) -> Check:
-    """What roles of these kinds need of a machine: a mapping, or a JSON object as text; ConfigError if it is not that."""
-
-    def check(name: str, value: Any) -> dict[str, dict[str, float]]:
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise ConfigError(f"{name} is {value!r}, which is not JSON ({error}).") from error
-        found = role_resources(name, value)
-        for kind in found:
-            if kind not in kinds:
-                raise ConfigError(f"{name} has needs of {kind!r}, but the kinds of roles are {', '.join(kinds)}.")
-        return found
-
-    return check
-
-
-def present_device(name: str, value: str, remedy: str = "use --device cpu") -> str:
-    """The device itself, 'auto' being cuda where there is one; ConfigError with the remedy if it is not here."""
-    if value == "cpu":
-        return value
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if value == "auto":
-        return "cuda" if count else "cpu"
-    if not count:
-        raise ConfigError(f"{name} is {value!r}, but torch finds no GPU here; {remedy}.")
-    if int(value.partition(":")[2] or 0) >= count:
-        raise ConfigError(f"{name} is {value!r}, but torch finds {count} GPU(s) here, from cuda:0 on; {remedy}.")
-    return value
-
-
-def device_of(options: Any) -> str:
-    """The device that `options.device` stands for; ConfigError if it is not here."""
-    return present_device("device", options.device)
+    def __new__(cls, *users: str) -> Only:
+        return super().__new__(cls, users)
 
 
 class Option(NamedTuple):
-    """One option. `only` names the trainers or collectors that use it; empty: all. `kind` is for the command line, where
-    the default does not show it: bool, int, float or str."""
+    """One field of a dataclass of options. `kind` is bool, int, float, or str for what the check reads itself; `default` is
+    dataclasses.MISSING where there is none."""
 
-    default: Any
+    name: str
+    kind: type
     check: Check
     help: str
+    default: Any
+    also: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-    kind: type | None = None
 
     def belongs_to(self, user: str) -> bool:
         """Whether this trainer or collector uses it."""
         return not self.only or user in self.only
 
-    def read(self, name: str, word: str) -> Any:
+    def read(self, word: str) -> Any:
         """What a word of the command line means; ConfigError if it is not of the option's kind."""
-        kind = self.kind_of_value()
-        if kind is bool:
+        if self.kind is bool:
             if word.lower() not in TRUTH:
-                raise ConfigError(f"{name} is {word!r}; it must be true or false.")
+                raise ConfigError(f"{self.name} is {word!r}; it must be true or false.")
             return TRUTH[word.lower()]
-        if kind is str:
+        if self.kind is str:
             return word
         try:
-            return int(word) if kind is int else float(word)
+            return int(word) if self.kind is int else float(word)
         except ValueError:
-            wanted = "a whole number" if kind is int else "a number"
-            raise ConfigError(f"{name} is {word!r}; it must be {wanted}.") from None
-
-    def kind_of_value(self) -> type:
-        """The kind that is given or that the default shows; str where a word is handed to the check as it is."""
-        kind = self.kind or type(self.default)
-        return kind if kind in METAVARS else str
+            wanted = "a whole number" if self.kind is int else "a number"
+            raise ConfigError(f"{self.name} is {word!r}; it must be {wanted}.") from None
 
 
-WATCHING: Final[Mapping[str, Option]] = MappingProxyType({
-    "plain": Option(False, flag, "lines instead of the live view, also on a terminal"),
-    "trace": Option(True, flag, "write trace.json, which Perfetto, the report and the timeline need"),
-    "report": Option(True, flag, "write report.html at the end"),
-    "wandb": Option("off", words("off", "offline", "online"), "Weights & Biases: off, offline (no account) or online"),
-    "metrics_port": Option(0, port, "serve Prometheus metrics on this port of this machine (0: not)"),
-})  # fmt: skip
-"""What every application offers to those who watch its runs."""
+def groups_of(options: type) -> dict[str, dict[str, Option]]:
+    """The options of a dataclass by the titles of its groups: itself and the dataclasses that it is made of."""
+    hints = get_type_hints(options, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    groups: dict[str, dict[str, Option]] = {}
+    for cls in options.__mro__:
+        own = [name for name in vars(cls).get("__annotations__", ()) if name in fields]
+        taken = {name for group in groups.values() for name in group}
+        if new := {name: _option(fields[name], hints[name]) for name in own if name not in taken}:
+            groups[title_of(cls)] = new
+    return groups
 
 
-def ray_options(*kinds: str) -> dict[str, Option]:
-    """What every application offers for roles on Ray; `kinds` are the names of its roles, without their numbers."""
-    return {
-        "ray_address": Option(
-            "", text, "of a Ray cluster, as HOST:6379 or auto, for --backend ray (without: one of its own, here)"
-        ),
-        "ray_resources": Option(
-            {}, resources(*kinds),
-            f'what a role needs of a machine of that cluster, by kind ({", ".join(kinds)}), as JSON: '
-            f'{{"{kinds[0]}": {{"CPU": 1, "GPU": 0.5}}}}; without: a core each, but for what stays on this machine',
-        ),
-    }  # fmt: skip
+def as_dict(options: Any) -> dict[str, Any]:
+    """The options by name, as they are written to options.json; `options` may be a mapping already."""
+    return dataclasses.asdict(options) if dataclasses.is_dataclass(options) else dict(options)  # type: ignore[arg-type]
 
 
-class OptionTable:
-    """Groups of options by title. `other_flags` are names of the command line that are no options, for hints."""
+def closest(name: str, names: Iterable[str]) -> str:
+    """The name that was most likely meant, or ''."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")
 
-    def __init__(self, groups: Mapping[str, Mapping[str, Option]], other_flags: Sequence[str] = ()) -> None:
-        self.groups = groups
-        self.options = {name: option for group in groups.values() for name, option in group.items()}
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """Watching."""
+
+    plain: Annotated[bool, "lines instead of the live view, also on a terminal"] = False
+    trace: Annotated[bool, "write trace.json, which Perfetto, the report and the timeline need"] = True
+    report: Annotated[bool, "write report.html at the end"] = True
+    wandb: Annotated[Literal["off", "offline", "online"], "Weights & Biases: off, offline (no account) or online"] = (
+        "off"
+    )
+    metrics_port: Annotated[int, port, "serve Prometheus metrics on this port of this machine (0: not)"] = 0
+
+
+Resources = dict[str, dict[str, float]]
+RAY_ADDRESS: Final = "of a Ray cluster, as HOST:6379 or auto, for --backend ray (without: one of its own, here)"
+
+
+def ray_needs(*kinds: str) -> str:
+    """What `ray_resources` means to a program with roles of these kinds."""
+    example = f'{{"{kinds[0]}": {{"CPU": 1, "GPU": 0.5}}}}'
+    return (
+        f"what a role needs of a machine of that cluster, by kind ({', '.join(kinds)}), as JSON: {example}; without: a core "
+        "each, but for what stays on this machine"
+    )
+
+
+class CommandLine:
+    """The options of a dataclass, or groups of options by title. `other_flags` are flags that are no options, for hints."""
+
+    def __init__(self, options: type | Mapping[str, Mapping[str, Option]], other_flags: Sequence[str] = ()) -> None:
+        self.groups = options if isinstance(options, Mapping) else groups_of(options)
+        self.options = {name: option for group in self.groups.values() for name, option in group.items()}
+        self.other_names = {other: name for name, option in self.options.items() for other in option.also}
         self.other_flags = tuple(other_flags)
 
-    def add_to(
-        self, parser: argparse.ArgumentParser, aliases: Mapping[str, Sequence[str]] = MappingProxyType({})
-    ) -> None:
-        """Give the parser a flag for each option, and its aliases (`{"env": ["--task"]}`); what is given stays text."""
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Give the parser a flag for each option and for its other names; what is given stays text."""
         for title, group in self.groups.items():
             section = parser.add_argument_group(title)
             for name, option in group.items():
-                kind = option.kind_of_value()
-                bare = kind is bool  # --trace alone is true
-                section.add_argument(
-                    f"--{name}", *aliases.get(name, ()), dest=name, help=_help(option), default=argparse.SUPPRESS,
-                    metavar=METAVARS.get(kind, "WORD"), nargs="?" if bare else None, const="true" if bare else None,
-                )  # fmt: skip
+                bare = option.kind is bool  # --trace alone is true
+                for spelling in (name, *option.also):
+                    section.add_argument(
+                        f"--{spelling}", dest=name, default=argparse.SUPPRESS,
+                        help=_help(option) if spelling == name else argparse.SUPPRESS,
+                        metavar=METAVARS.get(option.kind, "WORD"), nargs="?" if bare else None,
+                        const="true" if bare else None,
+                    )  # fmt: skip
 
-    def parse(self, parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    def parse(self, parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
         """The flags (of `sys.argv` if None). Names may have hyphens for underscores; an unknown one is a ConfigError."""
         flags, unknown = parser.parse_known_args(_prepared(sys.argv[1:] if arguments is None else arguments))
         if unknown:
             if unknown[0].startswith("--"):
-                self.check_known(unknown[0].partition("=")[0].removeprefix("--"), self.other_flags)
+                self.known(unknown[0].partition("=")[0].removeprefix("--"), self.other_flags)
             raise ConfigError(f"{unknown[0]!r} cannot be read; write options as {self._example()}.")
         return flags
 
     def changes(self, flags: argparse.Namespace) -> dict[str, Any]:
         """The options among the flags, each as its kind of value; ConfigError where it is not one."""
         given = {name: word for name, word in vars(flags).items() if name in self.options}
-        return {name: self.options[name].read(name, word) for name, word in given.items()}
+        return {name: self.options[name].read(word) for name, word in given.items()}
 
-    def check_known(self, name: str, others: Iterable[str] = ()) -> None:
-        """Raise ConfigError, with the nearest name, one of `others` too, if there is no such option."""
-        if name not in self.options:
-            close = difflib.get_close_matches(name, [*self.options, *others], n=1)
-            hint = f"did you mean {close[0]}?" if close else "--help lists them."
-            raise ConfigError(f"There is no option {name}; {hint}")
+    def has(self, name: str) -> bool:
+        """Whether this is an option's name, or one of its other names."""
+        return name in self.options or name in self.other_names
+
+    def known(self, name: str, others: Iterable[str] = ()) -> str:
+        """The option that a name means; ConfigError, with the nearest name, one of `others` too, if there is none."""
+        if name in self.options:
+            return name
+        if name in self.other_names:
+            return self.other_names[name]
+        close = closest(name, [*self.options, *self.other_names, *others])
+        hint = f"did you mean {close}?" if close else "--help lists them."
+        raise ConfigError(f"There is no option {name}; {hint}")
+
+    def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values by the options' own names; ConfigError for unknown names and for an option that is given twice."""
+        found: dict[str, Any] = {}
+        for spelling, value in values.items():
+            name = self.known(spelling)
+            if name in found:
+                raise ConfigError(f"{spelling} and {name} are the same option; give one of them.")
+            found[name] = value
+        return found
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """A checked value for every option, the default where there is none; ConfigError for unknown names too."""
-        for name in values:
-            self.check_known(name)
-        return {name: option.check(name, values.get(name, option.default)) for name, option in self.options.items()}
+        given = self.named(values)
+        checked: dict[str, Any] = {}
+        for name, option in self.options.items():
+            value = given.get(name, option.default)
+            if value is dataclasses.MISSING:
+                raise ConfigError(f"{name} is missing; it has no default.")
+            checked[name] = option.check(name, value)
+        return checked
 
     def _example(self) -> str:
         numbers = (name for name, option in self.options.items() if type(option.default) is int)
@@ -258,36 +211,74 @@ class OptionTable:
         return "--name value" if name is None else f"--{name} {self.options[name].default}"
 
 
-def make_parser(description: str, prog: str) -> argparse.ArgumentParser:
-    """A parser with the description as it is written; flags must be whole, and those not given are left out of the result.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:]}; --help explains every option.")
 
-    Flags that are added to it are written with underscores, as `OptionTable.parse` hands them over.
-    """
-    return argparse.ArgumentParser(
+
+def make_parser(description: str, prog: str, usage: str = "[options]") -> argparse.ArgumentParser:
+    """A parser with the description as it is written. Flags must be whole, those not given are left out of the result, and what
+    cannot be read is a ConfigError. Flags that are added to it are written with underscores, as `CommandLine.parse` hands
+    them over."""
+    return _Parser(
         prog=prog,
-        usage=f"{prog} [options]",
+        usage=f"{prog} {usage}",
         description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_formatter,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
 
 
-class _ProgramParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[0].upper()}{message[1:]}; --help explains every option.")
-
-
 def program_parser(prog: str, description: str, usage: str | None = None) -> argparse.ArgumentParser:
     """A parser for `lzero-async PROG`, with the description as it is written; flags must be whole, and what it cannot
     read is a ConfigError."""
-    return _ProgramParser(
+    return _Parser(
         prog=f"lzero-async {prog}",
         usage=usage,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def with_underscores(word: str) -> str:
+    """The word, hyphens in the name of a flag turned into underscores."""
+    if not word.startswith("--"):
+        return word
+    flag, equals, value = word.partition("=")
+    return "--" + flag[2:].replace("-", "_") + equals + value
+
+
+def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
+    """What a field's type and what stands beside it say; TypeError where a number has no check."""
+    kind, *beside = (hint.__origin__, *hint.__metadata__) if get_origin(hint) is Annotated else (hint,)
+    may_be_none = get_origin(kind) in (Union, types.UnionType) and type(None) in get_args(kind)
+    if may_be_none:
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    checks: list[Check] = [part for part in beside if callable(part)]
+    if get_origin(kind) is Literal:
+        checks.append(words(*get_args(kind)))
+    elif kind in (bool, str):
+        checks.append({bool: flag, str: text}[kind])
+    if not checks:
+        raise TypeError(f"{field.name} is a {kind} without a check; name one in its annotation.")
+    default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return Option(
+        name=field.name,
+        kind=kind if kind in METAVARS else str,
+        check=optional(checks[0]) if may_be_none else checks[0],
+        help=next((part for part in beside if isinstance(part, str)), ""),
+        default=default,
+        also=next((tuple(part) for part in beside if isinstance(part, Also)), ()),
+        only=next((tuple(part) for part in beside if isinstance(part, Only)), ()),
+    )
+
+
+def title_of(cls: type) -> str:
+    """What heads a group in --help: the first line of its docstring."""
+    title = (cls.__doc__ or cls.__name__).splitlines()[0].rstrip(".")
+    return title[:1].lower() + title[1:]
 
 
 def _prepared(given: Iterable[str]) -> list[str]:
@@ -301,17 +292,16 @@ def _prepared(given: Iterable[str]) -> list[str]:
     return prepared
 
 
-def with_underscores(word: str) -> str:
-    """The word, hyphens in the name of a flag turned into underscores."""
-    if not word.startswith("--"):
-        return word
-    flag, equals, value = word.partition("=")
-    return "--" + flag[2:].replace("-", "_") + equals + value
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=WIDTH)
 
 
 def _help(option: Option) -> str:
-    default = option.default
-    if default is None or default in ("", {}, [], ()):
-        return option.help.replace("%", "%%")
-    shown = json.dumps(default) if isinstance(default, bool) else str(default)
-    return f"{option.help} (default: {shown})".replace("%", "%%")
+    default, shown = option.default, ""
+    if default is not dataclasses.MISSING and default is not None and default not in ("", {}, [], ()):
+        shown = json.dumps(default) if isinstance(default, (bool, dict)) else str(default)
+        if isinstance(default, (tuple, list)):
+            shown = ",".join(map(str, default))
+    only = f"{' and '.join(option.only)} only" if option.only else ""
+    notes = "; ".join(filter(None, (only, f"default: {shown}" if shown else "")))
+    return f"{option.help} ({notes})".replace("%", "%%") if notes else option.help.replace("%", "%%")

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from lzero_async.errors import ConfigError
 from lzero_async.runs.applications import ApplicationEntry, find_application, installed, resolve
-from lzero_async.runs.options import device as device_name
-from lzero_async.runs.options import present_device
+from lzero_async.runs.checks import device as device_name
+from lzero_async.runs.checks import present_device
 from lzero_async.runs.run_dir import BEST_CHECKPOINT, LAST_CHECKPOINT
 from lzero_async.runs.summary import read_summary
 from lzero_async.validation import one_of, whole_number

@@ -165,13 +165,13 @@ def parsers() -> dict[str, Callable[[list[str]], object]]:
 
     def check_mbpo(words: list[str]) -> None:
         flags = mbpo.parse_arguments(words)
-        mbpo_options.build_options(mbpo_options.TABLE.changes(flags), preset=flags.preset)
+        mbpo_options.build_options(mbpo_options.COMMAND.changes(flags), preset=flags.preset)
 
     def check_priorzero(words: list[str]) -> None:
         flags = priorzero.parse_arguments(words)
-        given = {flag: getattr(flags, flag) for flag in priorzero.FLAGS}
-        changes = {priorzero.FLAGS[flag]: value for flag, value in given.items() if value is not None}
-        priorzero_options.build_options(flags.preset, changes=changes, assignments=flags.assignments)
+        priorzero_options.build_options(
+            flags.preset, changes=priorzero.changes_of(flags), assignments=flags.assignments
+        )
 
     return {
         "zoo/mbpo/train.py": check_mbpo,

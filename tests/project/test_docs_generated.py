@@ -13,10 +13,11 @@ from types import ModuleType
 import pytest
 
 import lzero_async
-from lzero_async.runs.options import Option, between, device, flag, nonempty, optional, seed, text, whole, words
-from zoo.episode_ppo.options import TABLE as PPO
+from lzero_async.runs.checks import Check, between, device, flag, nonempty, optional, seed, text, whole, words
+from zoo.episode_ppo.options import COMMAND as PPO
+from zoo.jericho.priorzero.options import meanings
 from zoo.jericho.priorzero.priorzero_config import SECTIONS
-from zoo.mbpo.options import TABLE as MBPO
+from zoo.mbpo.options import COMMAND as MBPO
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -72,13 +73,13 @@ def test_every_option_has_its_row_and_its_meaning() -> None:
         (optional(whole(1)), "a whole number of at least 1, or none"),
     ],
 )
-def test_what_is_allowed_is_asked_of_the_check(generate: ModuleType, check: Option, said: str) -> None:
+def test_what_is_allowed_is_asked_of_the_check(generate: ModuleType, check: Check, said: str) -> None:
     assert generate.allowed(check) == said
 
 
-def test_meanings_are_the_comments_above(generate: ModuleType) -> None:
+def test_meanings_are_the_comments_above() -> None:
     source = "part = dict(\n    # First line\n    # and second.\n    one=1,\n    # Another.\n    two=2,\n)\n"
-    assert generate.meanings(source) == {"part": {"one": "First line and second.", "two": "Another."}}
+    assert meanings(source) == {"part": {"one": "First line and second.", "two": "Another."}}
 
 
 def test_every_exported_name_is_in_the_api(api: ModuleType) -> None:

@@ -26,7 +26,7 @@ def test_make_train_is_asynchronous_and_the_program_is_not() -> None:
     assert "--off_policy_degree 2 --async_eval" in command
     assert command.endswith("--seed 3")
     assert policy_config["off_policy_degree"] == 0
-    assert policy_config["enable_async_eval"] is False
+    assert policy_config["async_eval"] is False
 
 
 # -- Python ------------------------------------------------------------------------------------------------------------------

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.options import (
+from lzero_async.runs.checks import (
     Check,
-    Option,
-    OptionTable,
     arguments,
     between,
     device,
-    device_of,
     flag,
-    make_parser,
     nonempty,
     optional,
     present_device,
@@ -27,31 +23,43 @@ from lzero_async.runs.options import (
     whole,
     words,
 )
+from lzero_async.runs.options import Also, CommandLine, Only, as_dict, groups_of, make_parser
 
-TABLE = OptionTable(
-    {
-        "environment": {
-            "env": Option("CartPole-v1", nonempty, "its name"),
-            "num_envs": Option(8, whole(1), "100 % of them"),
-            "env_args": Option({}, arguments, "its arguments, 5 %"),
-        },
-        "run": {
-            "target_return": Option(None, optional(between(-1e6, 1e6)), "the end", kind=float),
-            "limit": Option(None, optional(whole(0)), "another end", kind=int),
-            "share": Option(0.5, between(0, 1), "of something"),
-            "trace": Option(True, flag, "write a trace"),
-            "degree": Option(-1, whole(-1), "of asynchrony", ("async",)),
-        },
-    },
-    ["preset", "env_arg"],
-)
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Environment."""
+
+    env: Annotated[str, nonempty, "its name", Also("task")] = "CartPole-v1"
+    num_envs: Annotated[int, whole(1), "100 % of them", Also("n_envs", "envs")] = 8
+    env_args: Annotated[dict[str, Any], arguments, "its arguments, 5 %"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Run: how long."""
+
+    target_score: Annotated[float | None, between(-1e6, 1e6), "the end", Also("target_return")] = None
+    limit: Annotated[int | None, whole(0), "another end"] = None
+    share: Annotated[float, between(0, 1), "of something"] = 0.5
+    trace: Annotated[bool, "write a trace"] = True
+    order: Annotated[Literal["fifo", "newest"], "which comes first"] = "fifo"
+    degree: Annotated[int, whole(-1), "of asynchrony", Only("async")] = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Environment, Run):
+    """All of them."""
+
+
+TABLE = CommandLine(Options, ["preset", "env_arg"])
 
 
 def parser() -> argparse.ArgumentParser:
     made = make_parser("What it\n  does", "tool.py")
     made.add_argument("--preset")
     made.add_argument("--env_arg", action="append")
-    TABLE.add_to(made, {"env": ["--task"]})
+    TABLE.add_to(made)
     return made
 
 
@@ -144,7 +152,7 @@ def test_arguments_are_copied() -> None:
 )
 def test_devices_that_are_here(name: str, gpus: int, result: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(gpus, monkeypatch)
-    assert device_of(SimpleNamespace(device=name)) == result
+    assert present_device("device", name) == result
 
 
 @pytest.mark.parametrize(
@@ -152,7 +160,7 @@ def test_devices_that_are_here(name: str, gpus: int, result: str, monkeypatch: p
 )
 def test_devices_that_are_not_here(name: str, gpus: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(gpus, monkeypatch)
-    message = said_by(device_of, SimpleNamespace(device=name))
+    message = said_by(present_device, "device", name)
     assert message.startswith(f"device is {name!r}, ") and said in message and message.endswith("; use --device cpu.")
     assert said_by(present_device, "It", name, "buy one").endswith("; buy one.")
 
@@ -179,7 +187,7 @@ def test_missing_options_take_their_defaults() -> None:
         ({"presets": 3}, "no option presets; --help lists them."),  # a flag, but no option
         ({"num_envs": "3"}, "num_envs is '3'"),
         ({"num_envs": 0}, "num_envs is 0"),
-        ({"target_return": 1e7}, "target_return is 10000000.0"),
+        ({"target_score": 1e7}, "target_score is 10000000.0"),
     ],
 )
 def test_unknown_names_and_bad_values_are_refused(values: dict[str, Any], said: str) -> None:
@@ -212,11 +220,13 @@ def test_flags_that_are_not_given_are_left_out() -> None:
         ("--env=--my-task", {"env": "--my-task"}),
         ("--env-args red-agent=a-b", {"env_args": "red-agent=a-b"}),
         ("--env-args=red-agent=a-b", {"env_args": "red-agent=a-b"}),
-        ("--target-return -1e3 --degree -1", {"target_return": -1000.0, "degree": -1}),
-        ("--target_return -.5 --limit 1_0", {"target_return": -0.5, "limit": 10}),
+        ("--target-return -1e3 --degree -1", {"target_score": -1000.0, "degree": -1}),
+        ("--target_return -.5 --limit 1_0", {"target_score": -0.5, "limit": 10}),
         ("--trace --num_envs 3", {"trace": True, "num_envs": 3}),
         ("--trace No", {"trace": False}),
         ("--trace=1", {"trace": True}),
+        ("--n-envs 3 --order newest", {"num_envs": 3, "order": "newest"}),
+        ("--envs 3 --num_envs 4", {"num_envs": 4}),
     ],
 )
 def test_what_a_line_means(line: str, result: dict[str, Any]) -> None:
@@ -241,8 +251,10 @@ def test_values_of_other_flags_keep_their_hyphens() -> None:
         ("--num_envs many", "num_envs is 'many'; it must be a whole number."),
         ("--num_envs 1.5", "num_envs is '1.5'; it must be a whole number."),
         ("--limit 1.5", "limit is '1.5'; it must be a whole number."),
-        ("--target_return high", "target_return is 'high'; it must be a number."),
+        ("--target_return high", "target_score is 'high'; it must be a number."),
         ("--trace perhaps", "trace is 'perhaps'; it must be true or false."),
+        ("--num_envs", "Argument --num_envs: expected one argument; --help explains every option."),
+        ("--n-env 3", "no option n_env; did you mean n_envs?"),
     ],
 )
 def test_a_line_that_means_nothing(line: str, said: str) -> None:
@@ -255,22 +267,80 @@ def test_without_arguments_those_of_the_program_are_read(monkeypatch: pytest.Mon
     assert vars(TABLE.parse(parser(), [])) == {}
 
 
-def test_a_table_without_numbers_has_an_example_too() -> None:
-    table = OptionTable({"run": {"trace": Option(True, flag, "write a trace")}})
-    assert "--name value" in said_by(table.parse, make_parser("", "tool.py"), ["x"])
+def test_options_without_numbers_have_an_example_too() -> None:
+    assert "--name value" in said_by(CommandLine({}).parse, make_parser("", "tool.py"), ["x"])
 
 
 def test_help_shows_groups_defaults_and_kinds() -> None:
     lines = " ".join(parser().format_help().split())
     for part in (
         "usage: tool.py [options] What it does",
-        "environment:",
-        "--task WORD its name (default: CartPole-v1)",
+        "environment: --env WORD its name (default: CartPole-v1)",
         "--num_envs N 100 % of them (default: 8)",
-        "--env_args WORD its arguments, 5 % run:",
-        "--target_return X the end --limit N another end --share X of something (default: 0.5)",
+        "--env_args WORD its arguments, 5 % run: how long:",
+        "--target_score X the end --limit N another end --share X of something (default: 0.5)",
         "--trace [BOOL] write a trace (default: true)",
-        "--degree N of asynchrony (default: -1)",
+        "--degree N of asynchrony (async only; default: -1)",
     ):
         assert part in lines
     assert "What it\n  does" in parser().format_help()
+    assert "--task" not in lines and "--n_envs" not in lines  # known, but not taught
+
+
+# -- the dataclass ---------------------------------------------------------------------------------------------------------
+
+
+def test_checked_values_make_the_dataclass() -> None:
+    options = Options(**TABLE.check({"n_envs": 3, "env_args": "g=1"}))
+    assert options == Options(num_envs=3, env_args={"g": 1})
+    assert as_dict(options)["num_envs"] == 3
+    assert Options(**TABLE.check(as_dict(options))) == options  # what a run has saved is read again
+
+
+def test_an_option_is_given_by_one_name() -> None:
+    assert "n_envs and num_envs are the same option" in said_by(TABLE.check, {"num_envs": 3, "n_envs": 4})
+
+
+def test_groups_are_the_classes_and_their_docstrings_the_titles() -> None:
+    assert {title: list(group) for title, group in groups_of(Options).items()} == {
+        "environment": ["env", "num_envs", "env_args"],
+        "run: how long": ["target_score", "limit", "share", "trace", "order", "degree"],
+    }
+
+
+def test_a_class_may_give_an_option_another_default_and_range() -> None:
+    changed = CommandLine(Larger)
+    assert changed.check({})["num_envs"] == 50
+    assert "at least 10" in said_by(changed.check, {"num_envs": 9})
+    assert list(changed.options) == ["num_envs", "env", "env_args"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Larger(Environment):
+    """Larger."""
+
+    num_envs: Annotated[int, whole(10), "many"] = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutDefault:
+    """Without default."""
+
+    size: Annotated[int, whole(1)]
+
+
+def test_an_option_without_a_default_must_be_given() -> None:
+    assert "size is missing" in said_by(CommandLine(WithoutDefault).check, {})
+    assert CommandLine(WithoutDefault).check({"size": 2}) == {"size": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutCheck:
+    """Without a check."""
+
+    size: Annotated[int, "of it"] = 3
+
+
+def test_a_number_without_a_range_is_the_programmers_mistake() -> None:
+    with pytest.raises(TypeError, match=r"size is a .*int.* without a check"):
+        CommandLine(WithoutCheck)

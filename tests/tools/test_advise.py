@@ -458,7 +458,7 @@ def of_application(folder: Path, pipeline: PipelineDescription, **changes: Any) 
 def test_priorzero_gets_both_axes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = EasyDict(
         policy_config={"off_policy_degree": 2, "num_collectors": 2, "n_episode": 8},
-        env_config={"env_asynchrony": "auto", "collector_env_num": 4},
+        env_config={"env_asynchrony": "auto", "num_envs": 4},
     )
     run = play(tmp_path / "run", 2, collectors=2, evaluation=2.0)
     found = told(capsys, of_application(run, priorzero.describe(options)), "--envs", "16")
@@ -472,9 +472,7 @@ def test_priorzero_gets_both_axes(tmp_path: Path, capsys: pytest.CaptureFixture[
     # With twice as many games each, the collectors compute for twice as long, and so does the learner; nobody waits longer.
     sized = found["sizes"][0]
     games, episodes = 16 // sized["collectors"], 8 * 16 // (4 * sized["collectors"])
-    assert sized["flags"].endswith(
-        f"--set env_config.collector_env_num={games} --set policy_config.n_episode={episodes}"
-    )
+    assert sized["flags"].endswith(f"--num_envs {games} --n_episode {episodes}")
     grown = games / 4
     assert sized["batches_per_second"] == pytest.approx(1 / grown, rel=0.1)
     assert sized["samples_per_second"] == pytest.approx(grown * STEPS * sized["batches_per_second"])
@@ -513,7 +511,7 @@ def test_mbpo_continuous_shares_its_environments(tmp_path: Path, capsys: pytest.
 
 
 def test_whole_episodes_are_advised_in_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = EasyDict(collector="async", episodes_per_update=16, n_envs=8)
+    options = EasyDict(collector="async", episodes_per_update=16, num_envs=8)
     played = SimpleNamespace(busy_seconds=640.0, complete=640, at_once=8, steps=6400)
     folder = play(tmp_path / "run", 2, collectors=2, train=0.1, trains=40)
     of_application(folder, episode_ppo.describe(options, played), off_policy_degree=2)
@@ -534,7 +532,7 @@ def test_whole_episodes_are_advised_in_rounds(tmp_path: Path, capsys: pytest.Cap
     assert rate_of(found, 1) < 0.85 * rate_of(found, 16)
     assert found["recommended"]["flags"] == f"--off_policy_degree {found['recommended']['degree']}"
     assert "Collecting sets the pace: the environments work" in found["reason"]
-    assert "--n_envs 32 --episodes_per_update 64" in told(capsys, folder, "--envs", "32")["sizes"][0]["flags"]
+    assert "--num_envs 32 --episodes_per_update 64" in told(capsys, folder, "--envs", "32")["sizes"][0]["flags"]
     of_application(folder, episode_ppo.describe(EasyDict(options, collector="sync"), played))
     assert main([str(folder)]) == 2
     assert_one_sentence(capsys.readouterr().err, ["--collector sync", "give a run with --collector async"])

@@ -122,11 +122,11 @@ def words(line: str, *, asynchronous: bool) -> str:
 def test_options_reach_the_runs_that_have_them() -> None:
     line = "--app mbpo --seconds 5 --num-envs 8 --batch-queue-size 2 --num_steps_per_env 25"
     assert words(line, asynchronous=False) == (
-        "train mbpo --trainer sync --max_steps 0 --num_envs 8 --num_steps_per_env 25 --max_seconds 5 "
+        "train mbpo --trainer sync --max_env_steps 0 --num_envs 8 --num_steps_per_env 25 --max_seconds 5 "
         "--exp_name runs/x/sync"
     )
     assert words(line, asynchronous=True) == (
-        "train mbpo --trainer batch --max_steps 0 --num_envs 8 --batch_queue_size 2 --num_steps_per_env 25 "
+        "train mbpo --trainer batch --max_env_steps 0 --num_envs 8 --batch_queue_size 2 --num_steps_per_env 25 "
         "--max_seconds 5 --exp_name runs/x/async"
     )
     line = "--app mbpo --asynchronous continuous --num_collectors 2 --num_steps_per_env 25 --max_steps 900 --seconds 0"
@@ -140,17 +140,17 @@ def test_options_reach_the_runs_that_have_them() -> None:
 
 def test_priorzero_gets_degree_0_against_the_users_and_the_same_options_otherwise() -> None:
     line = "--app priorzero --off_policy_degree 4 --set policy_config.num_collectors=2 --set policy_config.batch_size=16 --seed 3"
-    own = "--set run_config.trace=True --set run_config.final_eval_modes=[] --max_env_step 0"
+    own = "--trace true --final_eval_modes [] --max_env_steps 0"
     assert words(line, asynchronous=False) == (
         f"train priorzero --off_policy_degree 0 {own} --set policy_config.batch_size=16 --seed 3 "
-        "--set run_config.max_seconds=60 --exp_name runs/x/sync"
+        "--max_seconds 60 --exp_name runs/x/sync"
     )
     assert words(line, asynchronous=True) == (
         f"train priorzero {own} --off_policy_degree 4 --set policy_config.num_collectors=2 "
-        "--set policy_config.batch_size=16 --seed 3 --set run_config.max_seconds=60 --exp_name runs/x/async"
+        "--set policy_config.batch_size=16 --seed 3 --max_seconds 60 --exp_name runs/x/async"
     )
     assert "--off_policy_degree 2" in words("--app priorzero", asynchronous=True)
-    assert "--max_env_step 0" not in words("--app priorzero --set run_config.max_env_step=500", asynchronous=True)
+    assert "--max_env_steps 0" not in words("--app priorzero --set run_config.max_env_steps=500", asynchronous=True)
 
 
 def test_episode_ppo_gets_its_two_collectors() -> None:
@@ -431,7 +431,7 @@ def test_roles_that_share_a_train_are_stages_of_their_own(runs: tuple[Run, Run])
 def test_whole_episodes_are_limited_by_what_their_environments_do(runs: tuple[Run, Run]) -> None:
     """8 environments play 1,000 steps each in 20 s; in lockstep they need the 30 s of the synchronous run."""
     played = SimpleNamespace(steps=8000, busy_seconds=160.0, at_once=8, complete=160)
-    options = EasyDict(collector="async", n_envs=8, episodes_per_update=16)
+    options = EasyDict(collector="async", num_envs=8, episodes_per_update=16)
     sync, asynchronous = (replace(run, trained=8000, collected=8000) for run in runs)
     limit = limit_of(sync, replace(asynchronous, pipeline=episode_ppo.describe(options, played)), cores=2)
     assert limit.stages == pytest.approx({"collect": 20 / 8000, "train": 10 / 8000})
@@ -589,7 +589,7 @@ PPO_LINE = (
         pytest.param(  # a test of docs/compare.md compares these, too
             "mbpo", MBPO_LINE, {"num_envs": 4, "seed": 0, "step_seconds": 0.005}, marks=pytest.mark.soak
         ),
-        ("episode_ppo", PPO_LINE, {"n_envs": 4, "seed": 0, "step_seconds": 0.005, "episodes_per_update": 8}),
+        ("episode_ppo", PPO_LINE, {"num_envs": 4, "seed": 0, "step_seconds": 0.005, "episodes_per_update": 8}),
     ],
 )
 def test_an_application_is_run_twice_and_compared(app: str, line: str, same: dict[str, Any], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from lzero_async import ConfigError, Parcel, Stopped, WorkerDied, make_backend
-from lzero_async.runs.options import resources
+from lzero_async.runs.checks import resources
 from lzero_async.testing import ScriptedRole, conformance
 from lzero_async.testing.fakes import Block
 from lzero_async.validation import role_resources

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lzero_async.runs.applications import ApplicationEntry, Comparison, PipelineDescription, Rounds
+
+if TYPE_CHECKING:
+    from zoo.episode_ppo.options import EpisodePPOOptions
 
 APPLICATION = ApplicationEntry(
     name="episode_ppo",
@@ -23,16 +26,16 @@ APPLICATION = ApplicationEntry(
 )
 
 
-def describe(options: Any, played: Any) -> PipelineDescription:
+def describe(options: EpisodePPOOptions, played: Any) -> PipelineDescription:
     """The pipeline of a run with these options whose environments have `played` so much."""
     sync = options.collector == "sync"
     return PipelineDescription(
-        environments=options.n_envs,
+        environments=options.num_envs,
         least_degree=1,
         flags="--off_policy_degree {degree}",
-        size_flags="--n_envs {environments} --episodes_per_update {episodes}",
+        size_flags="--num_envs {environments} --episodes_per_update {episodes}",
         amounts={"episodes": options.episodes_per_update},
-        one_collector="environments are dealt episodes of whichever round is open; --n_envs and --num_workers say how many play",
+        one_collector="environments are dealt episodes of any open round; --num_envs and --num_workers say how many play",
         rounds=Rounds(options.episodes_per_update, played.at_once, played.complete, played.steps, played.busy_seconds),
         refused="it was made with --collector sync, which says nothing of episodes without a barrier; give a run with "
         "--collector async" * sync,

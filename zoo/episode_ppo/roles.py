@@ -8,6 +8,7 @@ from typing import Any
 
 from zoo.episode_ppo.envs.factories import FlatEnv
 from zoo.episode_ppo.envs.waiting import make_waiting
+from zoo.episode_ppo.options import EpisodePPOOptions
 
 Emit = Callable[[Any], None]
 PRELOAD = (
@@ -20,13 +21,13 @@ PRELOAD = (
 )
 
 
-def env_factory(options: Any, *, waits: bool = True) -> Callable[[], FlatEnv]:
+def env_factory(options: EpisodePPOOptions, *, waits: bool = True) -> Callable[[], FlatEnv]:
     """Makes one environment; evaluations leave the extra waits out, since they measure the policy."""
     seconds = options.step_seconds if waits else 0.0
     return partial(make_waiting, options.env, dict(options.env_args), seconds, options.step_sigma)
 
 
-def make_workers_envs(options: Any, num_envs: int, worker: int, emit: Emit) -> Any:
+def make_workers_envs(options: EpisodePPOOptions, num_envs: int, worker: int, emit: Emit) -> Any:
     """The environments of one worker, with or without a barrier."""
     from zoo.episode_ppo.parallel_env_async import AsyncEnvs
     from zoo.episode_ppo.play.step_barrier import StepEnvs
@@ -36,7 +37,7 @@ def make_workers_envs(options: Any, num_envs: int, worker: int, emit: Emit) -> A
     return kind(env_factory(options), *sizes, emit, options.max_episode_steps, options.step_timeout)
 
 
-def make_evaluator(options: Any, num_envs: int, emit: Emit) -> Any:
+def make_evaluator(options: EpisodePPOOptions, num_envs: int, emit: Emit) -> Any:
     """The evaluator."""
     from zoo.episode_ppo.play.evaluator import EvaluatorRole
 
@@ -44,7 +45,7 @@ def make_evaluator(options: Any, num_envs: int, emit: Emit) -> Any:
     return EvaluatorRole(make, num_envs, options.seed, emit, options.max_episode_steps, options.step_timeout)
 
 
-def make_learner(options: Any, spaces: Sequence[Any], emit: Emit) -> Any:
+def make_learner(options: EpisodePPOOptions, spaces: Sequence[Any], emit: Emit) -> Any:
     """The learner."""
     from zoo.episode_ppo.learn.role import LearnerRole
 

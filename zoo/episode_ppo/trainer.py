@@ -9,16 +9,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
-from easydict import EasyDict
-
 from lzero_async import AsyncTrainingCoordinator, Bound, Parcel, Recovery, Worker, make_backend
 from lzero_async.runs import checkpoint
 from lzero_async.runs.applications import PipelineDescription
-from lzero_async.runs.options import device_of
+from lzero_async.runs.checks import present_device
+from lzero_async.runs.options import as_dict
 from lzero_async.runs.role_set import PLACES
 from lzero_async.runs.scored import ScoredApplication
 from lzero_async.telemetry.quantities import label, rate_label
@@ -30,7 +30,7 @@ from zoo.episode_ppo import roles
 from zoo.episode_ppo.application import describe
 from zoo.episode_ppo.envs.factories import Spaces
 from zoo.episode_ppo.learn.saving import check_same_run
-from zoo.episode_ppo.options import SYNC, rounds_at_once, shares_of
+from zoo.episode_ppo.options import SYNC, EpisodePPOOptions, rounds_at_once, shares_of
 from zoo.episode_ppo.play.patience import PatientEvaluator
 from zoo.episode_ppo.play.player import BAD_DATA, TIMEOUT, Failure
 from zoo.episode_ppo.play.pool import EpisodePool
@@ -48,11 +48,14 @@ class Trainer(ScoredApplication):
     """One run: build it, `resume` it or not, `run` it, `close` it. `spaces` are those of the options' environment."""
 
     program, axis = "episode_ppo", "trained_episodes"
+    options: EpisodePPOOptions
     pool: Pool
 
-    def __init__(self, options: EasyDict, folder: Path, spaces: Spaces, *, progress: Progress | None = None) -> None:
+    def __init__(
+        self, options: EpisodePPOOptions, folder: Path, spaces: Spaces, *, progress: Progress | None = None
+    ) -> None:
         records = Records(
-            folder, wandb=options.wandb, project="episode_ppo", run_name=folder.name, config=dict(options)
+            folder, wandb=options.wandb, project="episode_ppo", run_name=folder.name, config=as_dict(options)
         )
         backend = make_backend(
             "process" if options.backend == "auto" else options.backend,
@@ -76,7 +79,7 @@ class Trainer(ScoredApplication):
         """Start every role; they are made at the same time, each in its own place. Then wait for them."""
         options, shares = self.options, shares_of(self.options)
         where = PLACES.get(self.backend.kind, "threads of this process")
-        self.progress.note(f"starting {len(shares)} workers with {options.n_envs} environments, {where} ...")
+        self.progress.note(f"starting {len(shares)} workers with {options.num_envs} environments, {where} ...")
         self._records.prepare()  # while the template of the roles makes its imports
         workers = [
             self.role_set.start(
@@ -91,7 +94,7 @@ class Trainer(ScoredApplication):
         self.evaluator = None
         if options.eval_every:
             self.evaluator = self._start_evaluator(partial(roles.make_evaluator, options, envs))
-        learning = EasyDict(options, device=device_of(options))
+        learning = replace(options, device=present_device("device", options.device))
         self.learner = self.role_set.start(
             "learner",
             partial(roles.make_learner, learning, tuple(self.spaces)),
@@ -212,7 +215,7 @@ class Trainer(ScoredApplication):
             max_train=max_train,
             max_collect=max_collect,
             max_seconds=options.max_seconds or None,
-            eval_target=options.target_return,
+            eval_target=options.target_score,
             on_eval=self._evaluated,
             on_restart=self._restarted,
             background=self._background(),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lzero_async.runs.applications import ApplicationEntry, Comparison, PipelineDescription
+
+if TYPE_CHECKING:
+    from zoo.mbpo.options import MbpoOptions
 
 APPLICATION = ApplicationEntry(
     name="mbpo",
@@ -14,7 +17,7 @@ APPLICATION = ApplicationEntry(
     comparison=Comparison(
         sync=("--trainer", "sync"),
         ways={"batch": ("--trainer", "batch"), "continuous": ("--trainer", "continuous")},
-        limits={"max_steps": ("--max_steps", "0")},
+        limits={"max_env_steps": ("--max_env_steps", "0")},
         async_defaults={},
         async_only=frozenset((
             "batch_queue_size", "num_collectors", "max_queue_size", "collection_batch_size", "when_full", "queue_order",
@@ -30,12 +33,12 @@ APPLICATION = ApplicationEntry(
 )  # fmt: skip
 
 
-def describe(options: Any) -> PipelineDescription:
+def describe(options: MbpoOptions) -> PipelineDescription:
     """The pipeline of a run with these options."""
     return _continuous(options) if options.trainer == "continuous" else _batch(options)
 
 
-def _batch(options: Any) -> PipelineDescription:
+def _batch(options: MbpoOptions) -> PipelineDescription:
     threads = (
         "The synchronous learner has a thread for each core, the other one has one; --torch_threads 1 makes them alike."
     )
@@ -52,7 +55,7 @@ def _batch(options: Any) -> PipelineDescription:
     )
 
 
-def _continuous(options: Any) -> PipelineDescription:
+def _continuous(options: MbpoOptions) -> PipelineDescription:
     waits = options.when_full == "wait"
     degree = "--off_policy_degree {degree}" if waits else "--max_queue_size {queued}"
     return PipelineDescription(

@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from easydict import EasyDict
-
 from lzero_async import Bound, Parcel, Worker
 from lzero_async.core.weights import WeightStore
 from lzero_async.errors import WorkerError
 from lzero_async.types import BackgroundContext, Batch
 from lzero_async.workers.calls import listen, stopped
-from zoo.mbpo.options import AUTOMATIC, queue_batches
+from zoo.mbpo.options import AUTOMATIC, CONTINUOUS, MbpoOptions, queue_batches
 from zoo.mbpo.queues import BoundedQueue, QueueClosed
 from zoo.mbpo.trainer import Trainer
 from zoo.mbpo.tuning import Tuning
@@ -38,6 +36,8 @@ class Work(NamedTuple):
 
 class AsyncTrainer(Trainer):
     """The continuous trainer."""
+
+    trainers = (CONTINUOUS,)
 
     def _collecting(self) -> dict[str, Any]:
         options = self.options
@@ -74,7 +74,7 @@ class AsyncTrainer(Trainer):
             ),
         }
 
-    def _start_learners(self, options: EasyDict, sizes: tuple[int, int]) -> None:
+    def _start_learners(self, options: MbpoOptions, sizes: tuple[int, int]) -> None:
         self.learner = self._start_role("learner", "AgentRole", options, sizes)
         self.dynamics = self._start_role("dynamics", "DynamicsRole", options, sizes)
         self.rollouts = self._start_role("rollouts", "RolloutRole", options, sizes)

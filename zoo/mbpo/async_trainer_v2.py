@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from easydict import EasyDict
-
 from lzero_async.types import Batch
-from zoo.mbpo.options import SYNC
+from zoo.mbpo.options import BATCH, SYNC, MbpoOptions
 from zoo.mbpo.trainer import Trainer
 
 
 class AsyncTrainerV2(Trainer):
     """The batch trainer, and, with `--trainer sync`, the synchronous one."""
+
+    trainers = (BATCH, SYNC)
 
     def _collecting(self) -> dict[str, Any]:
         options = self.options
@@ -31,7 +31,7 @@ class AsyncTrainerV2(Trainer):
             "batch_size": options.num_steps_per_env * options.num_envs,
         }
 
-    def _start_learners(self, options: EasyDict, sizes: tuple[int, int]) -> None:
+    def _start_learners(self, options: MbpoOptions, sizes: tuple[int, int]) -> None:
         self.learner = self._start_role("learner", "LearnerRole", options, sizes)
 
     def _learn(self, batch: Batch) -> dict[str, Any]:

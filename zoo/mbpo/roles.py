@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lzero_async.errors import ConfigError
+from zoo.mbpo.options import MbpoOptions
 
 PRELOAD = (
     "gymnasium",
@@ -15,7 +16,7 @@ PRELOAD = (
 )
 
 
-def make_role(role: str, options: Any, sizes: tuple[int, int], emit: Callable[[Any], None]) -> Any:
+def make_role(role: str, options: MbpoOptions, sizes: tuple[int, int], emit: Callable[[Any], None]) -> Any:
     """A role of `learn/roles.py` by the name of its class; `sizes` are those of observation and action.
 
     Raises ConfigError when there is not enough memory for its buffers.

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from lzero_async.errors import ConfigError
 from lzero_async.runs import checkpoint
+from lzero_async.runs.options import as_dict
 from lzero_async.runs.soundness import first_bad
-from zoo.mbpo.options import FIXED
+from zoo.mbpo.options import FIXED, MbpoOptions
 
 KIND: Final = checkpoint.CheckpointKind("lzero-async.mbpo", 1, "MBPO")
 
@@ -45,6 +46,6 @@ def load_description(path: str | Path) -> dict[str, Any]:
     return checkpoint.load(Path(path), KIND, arrays=False)
 
 
-def check_same_run(path: str | Path, state: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def check_same_run(path: str | Path, state: Mapping[str, Any], options: MbpoOptions) -> None:
     """ConfigError if a run with these options cannot go on from `state`, which was loaded from `path`."""
-    checkpoint.check_same_run(path, state, options, FIXED)
+    checkpoint.check_same_run(path, state, as_dict(options), FIXED)

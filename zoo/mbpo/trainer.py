@@ -10,18 +10,20 @@ import math
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
-
-from easydict import EasyDict
+from typing import Any, ClassVar, Final
 
 from lzero_async import AsyncTrainingCoordinator, Parcel, Recovery, Worker, make_backend
 from lzero_async.errors import ConfigError, WorkerStuck
 from lzero_async.runs import checkpoint
 from lzero_async.runs.applications import PipelineDescription
-from lzero_async.runs.options import device_of
+from lzero_async.runs.checks import present_device
+from lzero_async.runs.folder_lock import FolderLock
+from lzero_async.runs.options import as_dict
 from lzero_async.runs.role_set import PLACES, thread_limit
+from lzero_async.runs.run_dir import free_folder
 from lzero_async.runs.scored import ScoredApplication
 from lzero_async.telemetry.quantities import label, rate_label
 from lzero_async.telemetry.sinks import Records
@@ -29,11 +31,12 @@ from lzero_async.telemetry.terminal.progress import Progress, duration
 from lzero_async.telemetry.utilisation import Utilisation
 from lzero_async.telemetry.view import SECONDS, Count, Progressed, per_second, seconds_remaining
 from lzero_async.types import BackgroundContext, Batch, EvalResult, RunResult, TrainReport
+from lzero_async.validation import one_of
 from zoo.mbpo.application import describe
 from zoo.mbpo.collect.data_collector import AsyncDataCollector
 from zoo.mbpo.envs.guarding import BAD_EPISODE, STUCK
 from zoo.mbpo.envs.sources import EnvSource, GymSource
-from zoo.mbpo.options import backend_of
+from zoo.mbpo.options import HARMLESS, MbpoOptions, backend_of, build_options
 from zoo.mbpo.roles import PRELOAD, make_role
 from zoo.mbpo.saving import check_same_run
 from zoo.mbpo.troubles import Troubles
@@ -44,15 +47,32 @@ log = logging.getLogger(__name__)
 
 
 class Trainer(ScoredApplication):
-    """One run: build it, `resume` it or not, `run` it, `close` it. Subclasses say how it is coordinated and who learns."""
+    """One run: build it, `resume` it or not, `run` it, `close` it. Subclasses say how it is coordinated and who learns.
+
+    `options` may be a dictionary of those that differ from their defaults, and `folder` may be left to `exp_name`: one of that
+    name, with a number behind it when another run is there, which this one holds until it is closed.
+    """
 
     program, axis = "mbpo", "real_steps"
+    trainers: ClassVar[tuple[str, ...]]  # the values of the option `trainer` that it serves; the first is its default
+    options: MbpoOptions
     collectors: AsyncDataCollector
 
     def __init__(
-        self, options: EasyDict, folder: Path, *, source: EnvSource | None = None, progress: Progress | None = None
+        self,
+        options: MbpoOptions | Mapping[str, Any],
+        folder: Path | None = None,
+        *,
+        source: EnvSource | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=dict(options))
+        if not isinstance(options, MbpoOptions):
+            options = build_options({"trainer": self.trainers[0], **options})
+        one_of("trainer", options.trainer, self.trainers)
+        self._lock = FolderLock()
+        if folder is None:
+            folder = free_folder(options.exp_name, None, self._lock, HARMLESS)
+        records = Records(folder, wandb=options.wandb, project="mbpo", run_name=folder.name, config=as_dict(options))
         backend = make_backend(
             backend_of(options),
             preload=PRELOAD,
@@ -92,10 +112,10 @@ class Trainer(ScoredApplication):
         envs = min(EVAL_ENVS, options.eval_episodes)
         evaluator = self.source.evaluator(envs) if options.eval_every else None
         if options.eval_every and evaluator is None:
-            if options.target_return is not None:
+            if options.target_score is not None:
                 raise ConfigError(
-                    f"target_return is {options.target_return:g}, but {options.env} is not evaluated, since a second "
-                    "environment cannot live beside the collectors'; leave it out and set max_steps."
+                    f"target_score is {options.target_score:g}, but {options.env} is not evaluated, since a second "
+                    "environment cannot live beside the collectors'; leave it out and set max_env_steps."
                 )
             self.progress.note("no evaluations: a second environment cannot live beside the collectors'")
         self.evaluator = (
@@ -104,7 +124,7 @@ class Trainer(ScoredApplication):
         sizes = self.source.sizes()
         if sizes is None:
             sizes = self.collectors.ready()
-        learning = EasyDict(options, device=device_of(options), torch_threads=self._threads())
+        learning = replace(options, device=present_device("device", options.device), torch_threads=self._threads())
         self._start_learners(learning, sizes)
         for worker in self._learners():
             self.counters |= {name: count for name, count in worker.call("ready").items() if name in COUNTERS}
@@ -124,7 +144,7 @@ class Trainer(ScoredApplication):
     def _threads(self) -> int:
         return int(self.options.torch_threads) or (0 if self.backend.kind == "inline" else 1)
 
-    def _start_role(self, name: str, role: str, options: EasyDict, sizes: tuple[int, int]) -> Worker:
+    def _start_role(self, name: str, role: str, options: MbpoOptions, sizes: tuple[int, int]) -> Worker:
         factory = partial(make_role, role, options, sizes)
         threads = self._threads() or 1
         return self.role_set.start(name, factory, threads=threads, on_event=self._on_event, pin_to_driver=True)
@@ -140,7 +160,7 @@ class Trainer(ScoredApplication):
         """The coordinator's arguments: degree, queue and so on."""
 
     @abstractmethod
-    def _start_learners(self, options: EasyDict, sizes: tuple[int, int]) -> None:
+    def _start_learners(self, options: MbpoOptions, sizes: tuple[int, int]) -> None:
         """Start the roles that learn; `self.learner` is the one that owns the agent."""
 
     def _learners(self) -> list[Worker]:
@@ -221,6 +241,12 @@ class Trainer(ScoredApplication):
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._lock.release()
+
     def run(self) -> RunResult:
         timer = threading.Timer(self.options.max_seconds, self._out_of_time)
         timer.daemon = True
@@ -245,7 +271,7 @@ class Trainer(ScoredApplication):
             eval_every=options.eval_every if evaluates else 0,
             max_collect=self._max_collect(),
             max_seconds=options.max_seconds or None,
-            eval_target=options.target_return,
+            eval_target=options.target_score,
             stop_fn=self._enough,
             on_eval=self._evaluated,
             on_restart=self._restarted,
@@ -256,7 +282,7 @@ class Trainer(ScoredApplication):
     def _max_collect(self) -> int | None:
         """Collects to make in all, so that no more than `max_steps` real steps (rounded up to a collect) are made; None where
         batches may be dropped, and only what is trained counts."""
-        limit, each = self.options.max_steps, self._steps_per_collect()
+        limit, each = self.options.max_env_steps, self._steps_per_collect()
         if not limit or each is None or self.coordinator.has_queue:
             return None
         waiting = sum(int(batch.meta["steps"]) for batch in self.coordinator.waiting_batches)
@@ -264,7 +290,7 @@ class Trainer(ScoredApplication):
         return self.coordinator.collect_count + max(0, -(-left // each))
 
     def _enough(self) -> bool:
-        limit = self.options.max_steps
+        limit = self.options.max_env_steps
         return bool(limit) and self.counters["real_data"] >= limit
 
     def _restarted(self, worker: int, error: Exception) -> None:
@@ -331,7 +357,7 @@ class Trainer(ScoredApplication):
     def _progressed(self) -> Progressed:
         options, elapsed, collectors = self.options, self.elapsed, self.collectors.statistics()
         counts = (
-            Count("steps_trained", self.counters["real_data"], options.max_steps or None),
+            Count("steps_trained", self.counters["real_data"], options.max_env_steps or None),
             Count("steps_played", collectors.steps),
             Count("updates", self.counters["agent_updates"]),
             Count(SECONDS, elapsed, options.max_seconds or None),
@@ -351,7 +377,9 @@ class Trainer(ScoredApplication):
         options, steps, seen = self.options, self.counters["real_data"], self.progressed()
         elapsed, left = self.elapsed, seconds_remaining(seen.counts, self.elapsed)
         parts = [duration(elapsed) + (f", {duration(left)} left" if left is not None else "")]
-        parts.append(f"{label('steps_trained')} {steps:,}" + (f"/{options.max_steps:,}" if options.max_steps else ""))
+        parts.append(
+            f"{label('steps_trained')} {steps:,}" + (f"/{options.max_env_steps:,}" if options.max_env_steps else "")
+        )
         parts.append(f"return {seen.recent_score:.0f}" if seen.recent_score is not None else "return -")
         parts.append(f"best eval {self.best['return']:.0f}" if self.best["return"] is not None else "best eval -")
         parts.append(f"lag {self.coordinator.collect_train_lag}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lzero_async.telemetry.utilisation import Utilisation
 from lzero_async.types import Batch
 from zoo.mbpo.controllers import BatchSizeTuner, CollectorTuner, QueueSizeTuner
-from zoo.mbpo.options import queue_batches
+from zoo.mbpo.options import MbpoOptions, queue_batches
 
 if TYPE_CHECKING:
     from zoo.mbpo.async_trainer import AsyncTrainer
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 class Tuning:
     """Asks the controllers after every train, and makes their changes. Those that are not wanted are not there."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: MbpoOptions) -> None:
         batches, size = queue_batches(options), options.collection_batch_size
         cores = os.cpu_count() or 1
         low, high = min(QUEUE_RANGE[0], batches), max(QUEUE_RANGE[1], batches)

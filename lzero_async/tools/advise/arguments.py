@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.options import Check, Option, OptionTable, between, flag, make_parser, optional, text, whole
+from lzero_async.runs.checks import Check, between, text, whole
+from lzero_async.runs.options import CommandLine, make_parser
 from lzero_async.validation import number_between, positive_number, whole_number
 
 PROG: Final = "lzero-async advise"
@@ -25,12 +26,14 @@ EVAL_EVERY: Final = 10
 MOST: Final = 1024  # collectors, degrees and cores of one stage: more take minutes to simulate and tell nothing new
 _SHARE: Final = between(0, MOST)
 _SIGMA: Final = between(0, 5)
-_TIME: Final = optional(between(1e-6, 1e9))
-_MEGABYTES: Final = optional(between(0, 1e9))
+_TIME: Final = between(1e-6, 1e9)
+_MEGABYTES: Final = between(0, 1e9)
 
 
 def _numbers(low: int, most: int) -> Check:
     def check(name: str, value: Any) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
         words = [word.strip() for word in text(name, value).split(",") if word.strip()]
         if not all(word.isdecimal() and low <= int(word) <= most for word in words):
             raise ConfigError(
@@ -48,61 +51,72 @@ def _number(low: int) -> Check:
     return check
 
 
-HAND: Final = {
-    "collect": Option(None, _TIME, "seconds of one collect by one collector", kind=float),
-    "train": Option(None, _TIME, "seconds of one train", kind=float),
-    "eval": Option(None, _TIME, "seconds of one evaluation (default: there are none)", kind=float),
-    "collect_cpu": Option(1.0, _SHARE, "share of these seconds that it computes; above 1 on several cores"),
-    "train_cpu": Option(1.0, _SHARE, "the same of a train"),
-    "eval_cpu": Option(1.0, _SHARE, "the same of an evaluation"),
-    "collect_spread": Option(SPREAD, _SIGMA, "how uneven they are: sigma of a lognormal distribution"),
-    "train_spread": Option(SPREAD, _SIGMA, "the same of a train"),
-    "eval_spread": Option(SPREAD, _SIGMA, "the same of an evaluation"),
-    "batch_mb": Option(None, _MEGABYTES, "MB of one batch, for the memory", kind=float),
-    "collector_mb": Option(None, _MEGABYTES, "MB of one collector, for the memory", kind=float),
-}
-TABLE: Final = OptionTable(
-    {
-        "times by hand, of a stage alone on the machine": HAND,
-        "what is tried": {
-            "collectors": Option(None, optional(_number(1)), "the most collectors (default: 2 per core, at least 4)", kind=int),
-            "degrees": Option("", _numbers(0, MOST), "degrees, as 0,1,2,4 (default: 0, 1 and powers of two up to --max_degree)"),
-            "envs": Option("", _numbers(1, 1_000_000), "other numbers of environments, as 64,128,256 (default: none)"),
-            "max_degree": Option(16, _number(0), "the highest degree"),
-            "cores": Option(None, optional(positive_number), "cores (default: of the run's machine, or of this one)", kind=float),
-            "eval_every": Option(
-                None, optional(whole(1)), f"trains between evaluations (default: as in the run, or {EVAL_EVERY})", kind=int
-            ),
-            "async_eval": Option(None, optional(flag), "evaluate in the background (default: as in the run, or no)", kind=bool),
-            "json": Option(False, flag, "print JSON instead of the table"),
-        },
-    }
-)  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class ByHand:
+    """Times by hand, of a stage alone on the machine."""
+
+    collect: Annotated[float | None, _TIME, "seconds of one collect by one collector"] = None
+    train: Annotated[float | None, _TIME, "seconds of one train"] = None
+    eval: Annotated[float | None, _TIME, "seconds of one evaluation (default: there are none)"] = None
+    collect_cpu: Annotated[float, _SHARE, "share of these seconds that it computes; above 1 on several cores"] = 1.0
+    train_cpu: Annotated[float, _SHARE, "the same of a train"] = 1.0
+    eval_cpu: Annotated[float, _SHARE, "the same of an evaluation"] = 1.0
+    collect_spread: Annotated[float, _SIGMA, "how uneven they are: sigma of a lognormal distribution"] = SPREAD
+    train_spread: Annotated[float, _SIGMA, "the same of a train"] = SPREAD
+    eval_spread: Annotated[float, _SIGMA, "the same of an evaluation"] = SPREAD
+    batch_mb: Annotated[float | None, _MEGABYTES, "MB of one batch, for the memory"] = None
+    collector_mb: Annotated[float | None, _MEGABYTES, "MB of one collector, for the memory"] = None
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is asked: a run's folder, or None and times by hand; `values` has every option."""
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What is tried."""
+
+    collectors: Annotated[int | None, _number(1), "the most collectors (default: 2 per core, at least 4)"] = None
+    degrees: Annotated[
+        tuple[int, ...], _numbers(0, MOST), "degrees, as 0,1,2,4 (default: 0, 1 and powers of two up to --max_degree)"
+    ] = ()
+    envs: Annotated[
+        tuple[int, ...], _numbers(1, 1_000_000), "other numbers of environments, as 64,128,256 (default: none)"
+    ] = ()
+    max_degree: Annotated[int, _number(0), "the highest degree"] = 16
+    cores: Annotated[float | None, positive_number, "cores (default: of the run's machine, or of this one)"] = None
+    eval_every: Annotated[
+        int | None, whole(1), f"trains between evaluations (default: as in the run, or {EVAL_EVERY})"
+    ] = None
+    async_eval: Annotated[bool | None, "evaluate in the background (default: as in the run, or no)"] = None
+    json: Annotated[bool, "print JSON instead of the table"] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(ByHand, Tried):
+    """All options of advise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Asked):
+    """What is asked: a run's folder, or None and times by hand."""
 
     run: Path | None
-    values: dict[str, Any]
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.values[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options by name."""
+        return vars(self)
+
+
+COMMAND: Final = CommandLine(Asked)
+HAND: Final = tuple(one.name for one in fields(ByHand))
 
 
 def parse(arguments: Sequence[str]) -> Request:
     """The request; ConfigError in one sentence for what cannot be done. --help prints and exits."""
-    parser = make_parser(DESCRIPTION, PROG)
-    parser.usage = f"{PROG} [RUN] [options]"
+    parser = make_parser(DESCRIPTION, PROG, "[RUN] [options]")
     parser.add_argument("run", nargs="?", type=Path, default=None, help="folder of a run", metavar="RUN")
-    TABLE.add_to(parser)
-    flags = TABLE.parse(parser, list(arguments))
-    given = TABLE.changes(flags)
-    request = Request(flags.run, TABLE.check(given))
+    COMMAND.add_to(parser)
+    flags = COMMAND.parse(parser, list(arguments))
+    given = COMMAND.changes(flags)
+    request = Request(run=flags.run, **COMMAND.check(given))
     if request.run is None:
         _check_times(request)
     elif by_hand := [name for name in given if name in HAND]:
@@ -112,10 +126,10 @@ def parse(arguments: Sequence[str]) -> Request:
 
 def _check_times(request: Request) -> None:
     for name in ("collect", "train"):
-        if request.values[name] is None:
+        if getattr(request, name) is None:
             raise ConfigError(
                 f"There is nothing to advise on: --{name} is missing; give the folder of a run, or --collect and --train."
             )
     for name in ("eval_every", "async_eval"):
-        if request.values[name] and request.values["eval"] is None:
+        if getattr(request, name) and request.eval is None:
             raise ConfigError(f"--{name} is given, but there are no evaluations; give the seconds of one with --eval.")

@@ -183,7 +183,7 @@ def test_a_run_writes_what_it_says(straight: dict[str, Run], name: str) -> None:
     assert results["collector"] == ("sync" if name == "sync" else "async")
     assert {path.name for path in (folder / "ckpt").iterdir()} == {"last.safetensors", "best.safetensors"}
     assert list((folder / "log").glob("events.*"))
-    assert json.loads((folder / "options.json").read_text())["n_envs"] == 4
+    assert json.loads((folder / "options.json").read_text())["num_envs"] == 4
     assert {"collect", "train"} <= {event["name"] for event in read_events(folder / "trace.json")}
     for place in (
         "last.safetensors",
@@ -343,7 +343,7 @@ def test_episodes_are_rounded_up_to_whole_updates(collector: str, tmp_path: Path
 @pytest.mark.parametrize("collector", COLLECTORS)
 def test_a_target_ends_the_run(collector: str, tmp_path: Path) -> None:
     run = run_main(tmp_path / "run", collector, target_return=0, eval_every=1, total_episodes=10**6)
-    assert (run.code, run.results["ended_by"]) == (0, "target_return")
+    assert (run.code, run.results["ended_by"]) == (0, "target_score")
     assert run.results["counters"]["episodes"] < 10**6
     assert_account_closes(run.folder)
 

@@ -33,10 +33,9 @@ from zoo.mbpo.envs.tensor_envs import TensorEnvs
 from zoo.mbpo.envs.tensor_pendulum import TensorPendulum
 from zoo.mbpo.learn.bad_updates import MOST_IN_A_ROW, NotFinite
 from zoo.mbpo.learn.learner import AgentLearner
-from zoo.mbpo.learn.learner_options import LearnerOptions
 from zoo.mbpo.learn.roles import LearnerRole
 from zoo.mbpo.learn.transitions import Transitions
-from zoo.mbpo.options import build_options
+from zoo.mbpo.options import LearnerOptions, build_options
 from zoo.mbpo.saving import KIND, load_whole
 from zoo.mbpo.troubles import Troubles
 
@@ -250,9 +249,8 @@ def transitions(count: int, reward: float = 1.0) -> Transitions:
 
 def small_role(**changes: Any) -> LearnerRole:
     options = build_options(
-        {"batch_size": 16, "hidden_size": 8, "dynamics_hidden_size": 8, "trainer": "sync", **changes}
+        {"batch_size": 16, "hidden_size": 8, "dynamics_hidden_size": 8, "trainer": "sync", "device": "cpu", **changes}
     )
-    options.device = "cpu"
     return LearnerRole(options, (3, 1), lambda event: None)
 
 

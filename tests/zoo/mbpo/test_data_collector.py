@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from easydict import EasyDict
 
 from lzero_async import CollectContext, ConfigError, Snapshot, make_backend
 from lzero_async.workers.calls import CallStop
@@ -15,7 +14,7 @@ from zoo.mbpo.options import build_options, queue_batches
 
 
 def collector(**settings: Any) -> AsyncDataCollector:
-    source = GymSource(EasyDict(env="Pendulum-v1", env_args={}, step_seconds=0.0, step_timeout=300.0, seed=3))
+    source = GymSource(build_options({"step_timeout": 300.0, "seed": 3}))
     arguments = {"num_envs": 8, "num_collectors": 4, "collection_batch_size": 8, "random_steps": 10**6, **settings}
     return AsyncDataCollector(make_backend("inline"), source, **arguments)
 

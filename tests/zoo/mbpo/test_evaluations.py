@@ -59,7 +59,7 @@ def test_a_target_is_confirmed_and_the_confirmed_weights_stay_the_best(
     versions = give_returns(monkeypatch, lambda version: next(scores))
     assert main(arguments(tmp_path / "run", "sync", eval_every=2, target_return=75, max_steps=10**6)) == 0
     results = results_of(tmp_path / "run")
-    assert results["ended_by"] == "target_return"
+    assert results["ended_by"] == "target_score"
     assert versions == [2, 2, 4, 4, 4]
     assert [row["mean_return"] for row in results["evaluations"]] == [100, 20, 80, 90, 200]
     assert results["best"] == {"return": 85.0, "version": 4}

@@ -14,12 +14,12 @@ from zoo.mbpo.collect.actor import NumpyActor
 from zoo.mbpo.learn.buffers import TransitionBuffer
 from zoo.mbpo.learn.dynamics import DynamicsEnsemble, held_out
 from zoo.mbpo.learn.learner import Learner
-from zoo.mbpo.learn.learner_options import LearnerOptions
 from zoo.mbpo.learn.mixing import Mixer
 from zoo.mbpo.learn.model_rollout import MARGIN, rollout
 from zoo.mbpo.learn.sac import SAC
 from zoo.mbpo.learn.sum_tree import SumTree
 from zoo.mbpo.learn.transitions import Transitions, concatenate
+from zoo.mbpo.options import LearnerOptions
 
 SMALL = LearnerOptions(
     hidden_size=16,

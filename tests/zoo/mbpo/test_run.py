@@ -156,7 +156,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 def test_a_run_writes_what_it_says(straight: dict[str, Run], trainer: str) -> None:
     run = straight[trainer]
     results, folder = run.results, run.folder
-    assert (results["trainer"], results["ended_by"], results["env"]) == (trainer, "max_steps", "Pendulum-v1")
+    assert (results["trainer"], results["ended_by"], results["env"]) == (trainer, "max_env_steps", "Pendulum-v1")
     assert results["final_evaluation"]["episodes"] == 2
     assert {path.name for path in (folder / "ckpt").iterdir()} == {"last.safetensors", "best.safetensors"}
     assert list((folder / "log").glob("events.*"))
@@ -383,7 +383,7 @@ def test_a_target_ends_the_run_and_saves_its_weights(
     trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_main(tmp_path / "run", capsys, trainer, target_return=-1e6, eval_every=1, max_steps=100_000)
-    assert (run.code, run.results["ended_by"]) == (0, "target_return")
+    assert (run.code, run.results["ended_by"]) == (0, "target_score")
     assert run.results["counters"]["real_data"] < 100_000
     best = checkpoint.load(run.folder / "ckpt" / "best.safetensors", KIND, arrays=False)
     assert best["best"] == run.results["best"]
@@ -437,7 +437,7 @@ def test_a_final_evaluation_that_does_not_come_about_keeps_the_report(
         with pytest.raises(RuntimeError, match="no"):
             main(words)
     results = results_of(tmp_path / "run")
-    assert results["ended_by"].startswith("max_steps; the final evaluation")
+    assert results["ended_by"].startswith("max_env_steps; the final evaluation")
     assert results["counters"]["real_data"] == SMALL["max_steps"]
 
 

@@ -5,32 +5,59 @@ from __future__ import annotations
 import ast
 import pickle
 from collections.abc import Callable
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from lzero_async.errors import ConfigError
+from lzero_async.runs.options import as_dict
 from lzero_async.validation import auto_degree
 from zoo.jericho.priorzero import priorzero_config
 from zoo.jericho.priorzero.options import (
-    RULES,
+    OPTIONS,
     backend_of,
     build_options,
+    by_section,
     check_options,
+    command_line,
     device_of,
     plays_asynchronously,
     steps_per_collect,
     threads_of,
 )
 from zoo.jericho.priorzero.play.components import Parts, _engine_options
-from zoo.jericho.priorzero.priorzero_entry import FLAGS, main, parse_arguments
+from zoo.jericho.priorzero.priorzero_entry import changes_of, main, parse_arguments
+from zoo.jericho.priorzero.sections import PriorZeroOptions
 
 
-def test_every_option_has_a_rule_and_every_rule_an_option() -> None:
-    assert {name: set(values) for name, values in priorzero_config.SECTIONS.items()} == {
-        name: set(rules) for name, rules in RULES.items()
+def test_the_config_file_and_the_types_name_the_same_options_in_the_same_order() -> None:
+    assert {name: list(values) for name, values in priorzero_config.SECTIONS.items()} == {
+        name: list(options) for name, options in OPTIONS.items()
     }
+
+
+def test_values_and_meanings_stand_in_the_config_file_alone() -> None:
+    for options in OPTIONS.values():
+        assert all(option.default is MISSING and not option.help for option in options.values())
+    assert all(option.help for option in command_line().options.values())
+    assert command_line().options["batch_size"].default == priorzero_config.policy_config["batch_size"]
+
+
+def test_an_option_has_its_name_and_its_flag_for_itself() -> None:
+    names = [name for options in OPTIONS.values() for one in options.values() for name in (one.name, *one.also)]
+    assert len(set(names)) == len(names)
+
+
+def test_values_have_the_types_that_are_written_beside_them() -> None:
+    options, found = build_options(), 0
+    for section, kind in get_type_hints(PriorZeroOptions).items():
+        for name, hint in get_type_hints(kind).items():
+            if hint in (bool, int, float, str):
+                assert type(getattr(getattr(options, section), name)) is hint, name
+                found += 1
+    assert found > 60
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -44,7 +71,7 @@ def test_every_preset_is_valid(preset: str, quick: bool) -> None:
 def test_every_option_is_explained_in_the_line_above_it() -> None:
     lines = Path(priorzero_config.__file__).read_text().splitlines()
     for node in ast.parse("\n".join(lines)).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in RULES:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in OPTIONS:
             for keyword in node.value.keywords:
                 assert lines[keyword.lineno - 2].strip().startswith("# "), keyword.arg
 
@@ -59,10 +86,65 @@ def test_the_examples_of_the_config_are_its_own_options() -> None:
         build_options(changes=changes)
 
 
-def test_every_flag_names_an_option() -> None:
-    for path in FLAGS.values():
-        section, key = path.split(".")
-        assert key in RULES[section]
+def read(*arguments: str) -> PriorZeroOptions:
+    flags = parse_arguments(list(arguments))
+    return build_options(
+        flags.preset, quick_test=flags.quick_test, changes=changes_of(flags), assignments=flags.assignments
+    )
+
+
+def test_every_option_has_a_flag() -> None:
+    words = "--batch-size 24 --num_simulations=9 --async_eval --eval_modes prior,llm --llm-weight 0.5 --trace false"
+    options = read(*words.split(), "--ray_resources", '{"collector": {"CPU": 2}}', "--off_policy_degree", "-1")
+    assert (options.policy_config.batch_size, options.policy_config.num_simulations) == (24, 9)
+    assert (options.policy_config.async_eval, options.policy_config.off_policy_degree) == (True, -1)
+    assert options.policy_config.ray_resources == {"collector": {"CPU": 2.0}}
+    assert (options.run_config.eval_modes, options.run_config.trace) == (("prior", "llm"), False)
+    assert options.llm_config.llm_weight == 0.5
+    assert read("--seed", "3", "--set", "run_config.seed=4").run_config.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("older", "section", "name", "value"),
+    [
+        ("enable_async_eval", "policy_config", "async_eval", True),
+        ("learner_device", "policy_config", "device", "cpu"),
+        ("collector_env_num", "env_config", "num_envs", 3),
+        ("max_env_step", "run_config", "max_env_steps", 77),
+    ],
+)
+def test_older_names_are_the_same_options(
+    older: str, section: str, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(options: PriorZeroOptions) -> Any:
+        return getattr(getattr(options, section), name)
+
+    assert found(read(f"--{older}={value}")) == value
+    assert found(read("--set", f"{section}.{older}={value}")) == value
+    assert found(build_options(saved={section: {older: value}})) == value
+    monkeypatch.setitem(priorzero_config.SECTIONS[section], older, value)  # an edited file
+    assert found(build_options()) == value
+    assert found(build_options(changes={f"{section}.{name}": found(build_options(changes={}))})) == value
+
+
+def test_a_server_means_vllm_and_a_quick_test_has_its_own_folder() -> None:
+    assert read("--llm_url", "http://here:1").llm_config.llm_engine == "vllm"
+    assert read("--llm_url", "http://here:1", "--llm_engine", "transformers").llm_config.llm_engine == "transformers"
+    assert read("--quick_test").run_config.exp_name == "runs/quick_test"
+    assert read("--quick_test", "--exp_name", "mine").run_config.exp_name == "mine"
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(["--help"])
+    assert caught.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: lzero-async train priorzero [options]")
+    for name in (*command_line().options, "preset", "quick_test", "resume", "set"):
+        assert f"--{name} " in said, name
+    assert "policy_config: how asynchronous the training is" in said
+    assert "--enable_async_eval" not in said
+    assert "(default: prior,world_model,llm)" in " ".join(said.split())
 
 
 def test_later_layers_win() -> None:
@@ -91,8 +173,8 @@ def test_later_layers_win() -> None:
         ("policy_config.batch_size=many", ["batch_size", "many", "whole number"]),
         ("policy_config.discount_factor=1.5", ["discount_factor", "between 0 and 1"]),
         ("policy_config.learning_rate=0", ["learning_rate", "above 0"]),
-        ("policy_config.device=cpu", ["learner_device"]),
-        ("policy_config.learner_device=tpu", ["learner_device", "tpu", "cuda"]),
+        ("policy_config.devices=cpu", ["device"]),
+        ("policy_config.learner_device=tpu", ["policy_config.device", "tpu", "cuda"]),
         ("policy_config.collector_devices=cuda:0,gpu1", ["collector_devices", "gpu1"]),
         ("policy_config.torch_threads=1000", ["torch_threads", "1000", "core"]),
         ("policy_config.num_collectors=2", ["num_collectors", "degree"]),
@@ -139,6 +221,10 @@ def test_an_unknown_or_missing_option_in_the_file_is_found() -> None:
         ["--env_id", "no_such_game.z5"],
         ["--set", "policy_config.batchsize=3"],
         ["--off_policy_degree", "-5"],
+        ["--off_policy_degre", "5"],
+        ["--seed", "many"],
+        ["--seed"],
+        ["--preset", "none"],
         ["--resume"],
         ["--resume", "nowhere.safetensors"],
         ["--env_id", "zork1.z5"],  # absent, and this is no quick test
@@ -177,7 +263,7 @@ def test_the_automatic_degree_counts_collects() -> None:
 
 def test_the_options_of_a_saved_run_stand_in_for_the_preset() -> None:
     saved = build_options(changes={"policy_config.batch_size": 48, "run_config.eval_modes": ["llm"]})
-    options = build_options(saved=saved, changes={"run_config.seed": 5})
+    options = build_options(saved=as_dict(saved), changes={"run_config.seed": 5})
     assert (options.policy_config.batch_size, options.run_config.eval_modes, options.run_config.seed) == (
         48,
         ("llm",),
@@ -188,8 +274,8 @@ def test_the_options_of_a_saved_run_stand_in_for_the_preset() -> None:
 
 
 def test_flags_that_are_not_given_change_nothing() -> None:
-    flags = parse_arguments([])
-    assert all(getattr(flags, flag) is None for flag in FLAGS)
+    assert changes_of(parse_arguments([])) == {}
+    assert by_section({"seed": 3, "unknown": 4}) == {"run_config.seed": 3}
 
 
 @pytest.mark.parametrize(

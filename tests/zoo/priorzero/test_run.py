@@ -98,7 +98,7 @@ def test_a_run_writes_what_it_says(straight: Path, capsys: pytest.CaptureFixture
 
 def test_the_score_of_a_run_is_that_of_the_mode_it_is_evaluated_in() -> None:
     rows = [("prior", 3.0), ("prior", 7.0), ("prior", 5.0), ("world_model", 9.0), ("llm", 1.0)]
-    run = SimpleNamespace(max_env_step=100, max_iter=0, max_seconds=0)
+    run = SimpleNamespace(max_env_steps=100, max_iter=0, max_seconds=0)
     options = SimpleNamespace(run_config=run, policy_config=SimpleNamespace(replay_buffer_size=10))
     application = SimpleNamespace(
         options=options, history=[{"mode": mode, "mean": mean} for mode, mean in rows],

@@ -18,7 +18,7 @@ from lzero_async.workers.parcels import Parcel
 from zoo.episode_ppo.envs.factories import Spaces
 from zoo.episode_ppo.learn.ppo import PPO
 from zoo.episode_ppo.learn.saving import KIND, load_whole
-from zoo.episode_ppo.options import AGENT
+from zoo.episode_ppo.options import AGENT, EpisodePPOOptions
 from zoo.episode_ppo.play.episode import pack, unpack
 
 MOST_BAD_IN_A_ROW = 5  # trains in which every gradient step had to be skipped
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 class LearnerRole:
     """Trains on the episodes of one round at a time; a train that broke off is not saved."""
 
-    def __init__(self, options: Any, spaces: Sequence[Any]) -> None:
+    def __init__(self, options: EpisodePPOOptions, spaces: Sequence[Any]) -> None:
         torch.set_num_threads(options.torch_threads)
         self.agent = PPO(
             Spaces(*spaces),
-            **{name: options[name] for name in AGENT},
+            **{name: getattr(options, name) for name in AGENT},
             on_bad_update=options.on_bad_update,
             device=options.device,
             seed=options.seed,

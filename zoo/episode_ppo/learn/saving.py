@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.runs import checkpoint
-from zoo.episode_ppo.options import FIXED
+from lzero_async.runs.options import as_dict
+from zoo.episode_ppo.options import FIXED, EpisodePPOOptions
 
 KIND: Final = checkpoint.CheckpointKind("lzero-async.episode_ppo", 2, "episode PPO")
 
@@ -22,6 +23,6 @@ def load_description(path: str | Path) -> dict[str, Any]:
     return checkpoint.load(Path(path), KIND, arrays=False)
 
 
-def check_same_run(path: str | Path, state: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def check_same_run(path: str | Path, state: Mapping[str, Any], options: EpisodePPOOptions) -> None:
     """ConfigError if a run with these options cannot go on from `state`, which was loaded from `path`."""
-    checkpoint.check_same_run(path, state, options, FIXED)
+    checkpoint.check_same_run(path, state, as_dict(options), FIXED)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lzero_async.runs.applications import ApplicationEntry, Comparison, PipelineDescription
+
+if TYPE_CHECKING:
+    from zoo.jericho.priorzero.sections import PriorZeroOptions
 
 APPLICATION = ApplicationEntry(
     name="priorzero",
@@ -13,11 +16,11 @@ APPLICATION = ApplicationEntry(
     policy="zoo.jericho.priorzero.roles.policy:load",
     lock="zoo.jericho.priorzero:stack.lock.txt",
     comparison=Comparison(
-        seconds=("--set", "run_config.max_seconds={seconds:g}"),
-        limits={"max_env_step": ("--max_env_step", "0")},
+        seconds=("--max_seconds", "{seconds:g}"),
+        limits={"max_env_steps": ("--max_env_steps", "0")},
         defaults={
-            "trace": ("--set", "run_config.trace=True"),
-            "final_eval_modes": ("--set", "run_config.final_eval_modes=[]"),  # after the run: not compared
+            "trace": ("--trace", "true"),
+            "final_eval_modes": ("--final_eval_modes", "[]"),  # after the run: not compared
         },
         async_only=frozenset((
             "off_policy_degree", "num_collectors", "async_eval", "enable_async_eval", "adaptive_degree", "max_degree",
@@ -27,9 +30,9 @@ APPLICATION = ApplicationEntry(
 )  # fmt: skip
 
 
-def describe(options: Any) -> PipelineDescription:
+def describe(options: PriorZeroOptions) -> PipelineDescription:
     """The pipeline of a run with these options."""
-    policy, games = options.policy_config, options.env_config.collector_env_num
+    policy, games = options.policy_config, options.env_config.num_envs
     own_pace = (
         "From degree 1 on each game goes at its own pace (env_asynchrony auto), and its collects may be shorter than those of "
         "degree 0: what a run with the one says of the other is less sure."
@@ -37,7 +40,7 @@ def describe(options: Any) -> PipelineDescription:
     return PipelineDescription(
         collectors=policy.num_collectors,
         environments=policy.num_collectors * games,
-        size_flags="--set env_config.collector_env_num={each} --set policy_config.n_episode={episodes}",
+        size_flags="--num_envs {each} --n_episode {episodes}",
         amounts={"episodes": policy.n_episode},
         notes=(own_pace,) if options.env_config.env_asynchrony == "auto" else (),
     )

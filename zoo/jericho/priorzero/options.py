@@ -1,100 +1,71 @@
-"""Options are put together, typed and checked here, once; then they are an EasyDict that nobody questions again."""
+"""Options are put together, typed and checked here, once."""
 
 from __future__ import annotations
 
 import ast
-import copy
-import difflib
+import inspect
 import os
 from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any
-
-from easydict import EasyDict
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.options import (
-    WATCHING,
-    Check,
-    between,
-    device,
-    flag,
-    nonempty,
-    present_device,
-    resources,
-    seed,
-    text,
-    whole,
-    words,
-)
-from lzero_async.validation import LONGEST, duration, one_of, positive_number
+from lzero_async.runs.checks import present_device
+from lzero_async.runs.options import CommandLine, Option, closest, groups_of, title_of
+from lzero_async.validation import one_of
 from zoo.jericho.priorzero import priorzero_config
+from zoo.jericho.priorzero.sections import PolicyConfig, PriorZeroOptions
+
+if TYPE_CHECKING:
+    from easydict import EasyDict
+
+SECTIONS: Final[dict[str, type]] = get_type_hints(PriorZeroOptions)
+OPTIONS: Final[dict[str, dict[str, Option]]] = {
+    section: {name: option for group in groups_of(kind).values() for name, option in group.items()}
+    for section, kind in SECTIONS.items()
+}
 
 
-def _subset(*words: str) -> Check:
-    def check(name: str, value: Any) -> tuple[str, ...]:
-        if isinstance(value, str):  # as --set gives it: prior,llm or [prior, llm]
-            value = [word.strip() for word in value.strip("[]()").split(",") if word.strip()]
-        if not isinstance(value, Iterable):
-            raise ConfigError(f"{name} is {value!r}; it must be a list of {', '.join(words)}.")
-        return tuple(one_of(f"an entry of {name}", entry, words) for entry in value)
-
-    return check
-
-
-def _devices(name: str, value: Any) -> str:
-    return ",".join(device(name, part) for part in text(name, value).split(","))
-
-
-def _addresses(name: str, value: Any) -> str:
-    return ",".join(split_addresses(name, text(name, value)))
+@cache
+def command_line() -> CommandLine:
+    """Every option as a flag, with the value and the meaning that it has in priorzero_config.py."""
+    said = meanings(inspect.getsource(priorzero_config))
+    values = _own_values()
+    return CommandLine(
+        {
+            f"{section}: {title_of(SECTIONS[section])}": {
+                name: option._replace(default=values[section].get(name), help=said[section].get(name, ""))
+                for name, option in options.items()
+            }
+            for section, options in OPTIONS.items()
+        },
+        ("preset", "quick_test", "resume", "set"),
+    )
 
 
-KINDS = ("collector", "evaluator", "reanalyzer", "learner", "learner rank")
-_seed = partial(seed, bits=32)
-_modes = _subset("prior", "world_model", "llm")
-_share = between(0, 1)
+def by_section(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The same changes by section.option."""
+    return {f"{section}.{name}": changes[name] for section in OPTIONS for name in OPTIONS[section] if name in changes}
 
-RULES: dict[str, dict[str, Check]] = {
-    "env_config": dict(
-        env_id=nonempty, rom_dir=text, max_steps=whole(1), max_action_num=whole(2), observation=words("state", "full"),
-        collector_env_num=whole(1), evaluator_env_num=whole(1), step_timeout=duration, valid_action_store=text,
-        env_asynchrony=words("auto", "on", "off"), max_batch=whole(0), max_wait_ms=between(0, 60_000),
-    ),
-    "policy_config": dict(
-        off_policy_degree=whole(-1), enable_async_eval=flag, num_collectors=whole(1),
-        backend=words("auto", "inline", "thread", "process", "ray"),
-        ray_address=text, ray_resources=resources(*KINDS), staleness_policy=words("wait", "drop", "allow"),
-        adaptive_degree=flag, max_degree=whole(1), max_restarts=whole(0), restart_backoff=duration,
-        hang_timeout=between(1, LONGEST), n_episode=whole(1), update_per_collect=whole(0),
-        replay_ratio=positive_number, batch_size=whole(2), replay_buffer_size=whole(1), game_segment_length=whole(1),
-        num_unroll_steps=whole(4), td_steps=whole(1), discount_factor=_share, num_simulations=whole(1),
-        root_window=whole(1), reanalyze_ratio=_share, reanalyze_workers=whole(0),
-        reanalyze_share=between(0.01, 1), reanalyze_batches=whole(1), use_priority=flag, absorbing_steps=whole(0),
-        learning_rate=positive_number, weight_decay=between(0, 1), grad_clip_value=positive_number,
-        on_bad_update=words("skip", "stop"),
-        target_update_theta=_share, temperature_start=between(0, 10), temperature_end=between(0, 10),
-        temperature_decay_steps=whole(1), epsilon=_share, stuck_steps=whole(0), stuck_epsilon=_share,
-        root_noise_weight=_share, root_dirichlet_alpha=positive_number,
-        embed_dim=whole(8), num_layers=whole(1), num_heads=whole(1), dropout=between(0, 0.9),
-        policy_entropy_weight=between(0, 10), learner_ranks=whole(1), learner_device=_devices, collector_devices=_devices,
-        evaluator_device=device, torch_threads=whole(0),
-    ),
-    "llm_config": dict(
-        llm_engine=words("transformers", "vllm"), llm=text, llm_url=_addresses, llm_devices=_devices,
-        tensor_parallel_size=whole(1), gpu_memory_utilization=_share,
-        root_policy=words("llm_logits", "wm_logits", "llm_plus_wm_logits"),
-        llm_weight=_share, weighting=words("fixed", "adaptive"), history_length=whole(0), use_cot=flag,
-        prior_temperature=positive_number, reduction=words("mean", "sum"), prior_cache_size=whole(1), repeatable_prior=flag,
-    ),
-    "encoder_config": dict(encoder_model=text, max_tokens=whole(8), cache_size=whole(1)),
-    "run_config": dict(
-        exp_name=nonempty, seed=_seed, max_iter=whole(0), max_env_step=whole(0), max_seconds=between(0, LONGEST),
-        target_score=between(0, 1e9), eval_every=whole(0), eval_episodes=whole(1), eval_modes=_modes, final_eval_modes=_modes,
-        eval_temperature=between(0, 10), checkpoint_every=whole(0), checkpoint_buffer=flag,
-        **{name: option.check for name, option in WATCHING.items()},
-    ),
-}  # fmt: skip
+
+def meanings(source: str) -> dict[str, dict[str, str]]:
+    """By section and option of priorzero_config.py: the comment above it."""
+    lines = source.splitlines()
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = {
+                str(word.arg): _comment_above(lines, word.lineno) for word in node.value.keywords
+            }
+    return found
+
+
+def _comment_above(lines: list[str], number: int) -> str:
+    comment: list[str] = []
+    while (line := lines[number - 2].strip()).startswith("#"):
+        comment.insert(0, line.removeprefix("#").strip())
+        number -= 1
+    return " ".join(comment)
 
 
 def build_options(
@@ -104,14 +75,14 @@ def build_options(
     saved: Mapping[str, Mapping[str, Any]] | None = None,
     changes: Mapping[str, Any] | None = None,
     assignments: Iterable[str] = (),
-) -> EasyDict:
+) -> PriorZeroOptions:
     """The checked options: the config file, then the preset, `--quick_test`, `changes` by dotted name, `--set` texts.
 
-    With the `saved` options of a run to go on with, those stand in for the preset.
+    With the `saved` options of a run to continue, those stand in for the preset.
     """
     one_of("--preset", preset, priorzero_config.PRESETS)
-    sections = copy.deepcopy(priorzero_config.SECTIONS)
-    layers = [priorzero_config.PRESETS[preset] if saved is None else saved]
+    sections = _own_values()
+    layers: list[Mapping[str, Mapping[str, Any]]] = [priorzero_config.PRESETS[preset] if saved is None else saved]
     layers += [priorzero_config.QUICK_TEST] if quick_test else []
     for layer in layers:
         for section, values in layer.items():
@@ -127,26 +98,33 @@ def build_options(
     return check_options(sections)
 
 
-def check_options(sections: Mapping[str, Mapping[str, Any]]) -> EasyDict:
-    """Reject unknown names and bad values, also those that only clash with each other; return an EasyDict."""
+def _own_values() -> dict[str, dict[str, Any]]:
+    """What stands in the config file, by the options' own names; an older name that a user has put there counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for section, values in priorzero_config.SECTIONS.items():
+        older = {other: name for name, option in OPTIONS[section].items() for other in option.also if other in values}
+        found[section] = {name: value for name, value in values.items() if name not in older}
+        found[section] |= {name: values[other] for other, name in older.items()}
+    return found
+
+
+def check_options(sections: Mapping[str, Mapping[str, Any]]) -> PriorZeroOptions:
+    """The typed options; ConfigError for unknown names, bad values, and values that only clash with each other."""
     for section in sections:
-        _known(section, RULES, "section")
-    checked: dict[str, dict[str, Any]] = {}
-    for section, rules in RULES.items():
-        values = dict(sections.get(section, {}))
-        for key in values:
-            _known(key, rules, f"option of {section}", section)
-        if missing := [key for key in rules if key not in values]:
+        _known(section, OPTIONS, "a section")
+    checked: dict[str, Any] = {}
+    for section, options in OPTIONS.items():
+        values = {_option_named(section, key): value for key, value in sections.get(section, {}).items()}
+        if missing := [key for key in options if key not in values]:
             raise ConfigError(f"{section}.{missing[0]} is missing; put it back into priorzero_config.py.")
-        checked[section] = {key: check(f"{section}.{key}", values[key]) for key, check in rules.items()}
-    options = EasyDict(checked)
-    for section, key in (("run_config", "eval_modes"), ("run_config", "final_eval_modes")):
-        options[section][key] = tuple(checked[section][key])  # EasyDict turns tuples of text into lists of text
-    _check_together(options)
-    return options
+        made = {key: option.check(f"{section}.{key}", values[key]) for key, option in options.items()}
+        checked[section] = SECTIONS[section](**made)
+    options_of_run = PriorZeroOptions(**checked)
+    _check_together(options_of_run)
+    return options_of_run
 
 
-def _check_together(options: EasyDict) -> None:
+def _check_together(options: PriorZeroOptions) -> None:
     policy, llm, run = options.policy_config, options.llm_config, options.run_config
     _check_roles(options)
     if policy.replay_buffer_size <= policy.batch_size:
@@ -173,13 +151,13 @@ def _check_together(options: EasyDict) -> None:
         raise ConfigError(
             f"run_config.target_score is {run.target_score:g}, but nothing is evaluated: set eval_every and eval_modes."
         )
-    if not (run.max_iter or run.max_env_step or run.max_seconds):
+    if not (run.max_iter or run.max_env_steps or run.max_seconds):
         raise ConfigError(
-            "run_config.max_iter, max_env_step and max_seconds are all 0, so the run would never end; set one."
+            "run_config.max_iter, max_env_steps and max_seconds are all 0, so the run would never end; set one."
         )
 
 
-def _check_roles(options: EasyDict) -> None:
+def _check_roles(options: PriorZeroOptions) -> None:
     policy = options.policy_config
     if policy.backend == "inline" and not is_synchronous(options):
         raise ConfigError(
@@ -212,12 +190,12 @@ def _check_roles(options: EasyDict) -> None:
         )
 
 
-def _check_ranks(policy: EasyDict) -> None:
+def _check_ranks(policy: PolicyConfig) -> None:
     """The ranks of a data-parallel learner: equal shares, processes, and a device for each."""
-    ranks, names = policy.learner_ranks, policy.learner_device.split(",")
+    ranks, names = policy.learner_ranks, policy.device.split(",")
     if ranks == 1 and len(names) > 1:
         raise ConfigError(
-            f"policy_config.learner_device is {policy.learner_device!r}, but there is one learner; name one device, or set "
+            f"policy_config.device is {policy.device!r}, but there is one learner; name one device, or set "
             f"learner_ranks to {len(names)}."
         )
     if ranks == 1:
@@ -234,15 +212,15 @@ def _check_ranks(policy: EasyDict) -> None:
         )
     if len(names) not in (1, ranks) or (len(names) > 1 and "auto" in names):
         raise ConfigError(
-            f"policy_config.learner_device is {policy.learner_device!r} for {ranks} learner ranks; give 'auto', 'cpu', 'cuda' "
+            f"policy_config.device is {policy.device!r} for {ranks} learner ranks; give 'auto', 'cpu', 'cuda' "
             "(a GPU for each), or one device for each rank with commas between them."
         )
-    taken = [device_of(policy.learner_device, rank) for rank in range(ranks)]
+    taken = [device_of(policy.device, rank) for rank in range(ranks)]
     if len({name.partition(":")[0] for name in taken}) > 1 or any(
         ":" in name and taken.count(name) > 1 for name in taken
     ):
         raise ConfigError(
-            f"policy_config.learner_device is {policy.learner_device!r}, but the learner's {ranks} ranks need a GPU each, or "
+            f"policy_config.device is {policy.device!r}, but the learner's {ranks} ranks need a GPU each, or "
             "the CPU all of them; name a different GPU for each rank, or 'cpu'."
         )
 
@@ -250,29 +228,33 @@ def _check_ranks(policy: EasyDict) -> None:
 def _put(sections: dict[str, dict[str, Any]], path: str, value: Any) -> None:
     section, dot, key = path.partition(".")
     if not dot:
-        owners = [name for name, rules in RULES.items() if section in rules]
+        owners = [name for name, options in OPTIONS.items() if section in options]
         hint = f"; did you mean {owners[0]}.{section}?" if owners else "."
         raise ConfigError(f"{path!r} is not a full name of an option (section.option){hint}")
-    _known(section, RULES, "section")
-    _known(key, RULES[section], f"option of {section}", section)
-    sections[section][key] = value
+    _known(section, OPTIONS, "a section")
+    sections[section][_option_named(section, key)] = value
 
 
-def _known(name: str, names: Iterable[str], what: str, section: str = "") -> None:
+def _option_named(section: str, key: str) -> str:
+    """The option of a section that a name means, which may be another one of it; ConfigError if there is none."""
+    for name, option in OPTIONS[section].items():
+        if key in (name, *option.also):
+            return name
+    return _known(key, OPTIONS[section], f"an option of {section}", section)
+
+
+def _known(name: str, names: Iterable[str], what: str, section: str = "") -> str:
     names = list(names)
     if name in names:
-        return
-    close = difflib.get_close_matches(name, names, n=1)
-    owners = [other for other, rules in RULES.items() if name in rules and other != section]
-    if close:
-        hint = f"did you mean {close[0]!r}?"
+        return name
+    owners = [other for other, options in OPTIONS.items() if name in options and other != section]
+    if close := closest(name, names):
+        hint = f"did you mean {close!r}?"
     elif owners:
         hint = f"it belongs to {owners[0]}."
     else:
         hint = f"the names are {', '.join(names)}."
-    raise ConfigError(
-        f"{name!r} is not an {what}; {hint}" if what[0] in "aeio" else f"{name!r} is not a {what}; {hint}"
-    )
+    raise ConfigError(f"{name!r} is not {what}; {hint}")
 
 
 def _parse(text: str) -> Any:
@@ -284,41 +266,41 @@ def _parse(text: str) -> Any:
         return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def steps_per_collect(options: EasyDict) -> int:
+def steps_per_collect(options: PriorZeroOptions) -> int:
     """Transitions of one collect at most: the unit in which off_policy_degree counts."""
     return min(options.policy_config.n_episode * options.env_config.max_steps, options.policy_config.replay_buffer_size)
 
 
-def backend_of(options: EasyDict) -> str:
+def backend_of(options: PriorZeroOptions) -> str:
     """Where the roles of a run with these options live."""
     policy = options.policy_config
     if policy.backend != "auto":
-        return str(policy.backend)
-    alone = is_synchronous(options) and not policy.enable_async_eval and policy.learner_ranks == 1
+        return policy.backend
+    alone = is_synchronous(options) and not policy.async_eval and policy.learner_ranks == 1
     return "inline" if alone else "process"
 
 
-def is_synchronous(options: EasyDict) -> bool:
+def is_synchronous(options: PriorZeroOptions) -> bool:
     """Whether collect, train and evaluation run strictly in turn."""
     return options.policy_config.off_policy_degree == 0 and not options.policy_config.adaptive_degree
 
 
-def plays_asynchronously(options: EasyDict) -> bool:
+def plays_asynchronously(options: PriorZeroOptions) -> bool:
     """Whether the games of one role go at their own pace."""
     chosen = options.env_config.env_asynchrony
     return chosen == "on" or (chosen == "auto" and not is_synchronous(options))
 
 
-def busy_roles(options: EasyDict) -> int:
+def busy_roles(options: PriorZeroOptions) -> int:
     """How many roles may compute at the same time on this machine."""
     policy = options.policy_config
     if _on_other_machines(options):
-        return int(policy.learner_ranks)
+        return policy.learner_ranks
     collectors = 0 if is_synchronous(options) else policy.num_collectors
-    return int(policy.learner_ranks + collectors + bool(policy.enable_async_eval))
+    return policy.learner_ranks + collectors + policy.async_eval
 
 
-def _on_other_machines(options: EasyDict) -> bool:
+def _on_other_machines(options: PriorZeroOptions) -> bool:
     """Whether roles that need not be on this machine are where a cluster has room for them."""
     return options.policy_config.backend == "ray" and bool(options.policy_config.ray_address)
 
@@ -327,12 +309,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def core_share(options: EasyDict) -> int:
+def core_share(options: PriorZeroOptions) -> int:
     """Cores for each role that computes at the same time as others; at least one."""
     return max(1, _cores() // busy_roles(options))
 
 
-def threads_of(options: EasyDict, kind: str) -> int:
+def threads_of(options: PriorZeroOptions, kind: str) -> int:
     """Threads of torch in a role of this kind: its share of this machine's cores, or the cores that Ray keeps for it."""
     policy = options.policy_config
     if _on_other_machines(options) and not kind.startswith("learner"):
@@ -378,14 +360,15 @@ def rank_device(device: str, rank: int, ranks: int) -> str:
     if found == "cuda" and ranks > count:
         raise ConfigError(
             f"policy_config.learner_ranks is {ranks}, but torch finds {count} GPU(s) here and each rank needs its own; set it "
-            f"to at most {count}, or learner_device to 'cpu'."
+            f"to at most {count}, or device to 'cpu'."
         )
     return f"cuda:{rank}" if found == "cuda" else found
 
 
-def unizero_config(options: EasyDict, features: int, device: str = "cpu") -> EasyDict:
+def unizero_config(options: PriorZeroOptions, features: int, device: str = "cpu") -> EasyDict:
     """LightZero's configuration of UniZero for these options, over vectors of `features` numbers, on a device."""
     from ding.utils import deep_merge_dicts
+    from easydict import EasyDict
     from lzero.mcts.buffer.game_buffer_unizero import UniZeroGameBuffer
     from lzero.policy.unizero import UniZeroPolicy
 
@@ -403,7 +386,7 @@ def unizero_config(options: EasyDict, features: int, device: str = "cpu") -> Eas
     )  # fmt: skip
     own = dict(
         model=model, cuda=device.startswith("cuda"), device=device, use_wandb=False, action_type="fixed_action_space",
-        collector_env_num=env.collector_env_num, evaluator_env_num=env.evaluator_env_num,
+        collector_env_num=env.num_envs, evaluator_env_num=env.evaluator_env_num,
         batch_size=policy.batch_size, replay_buffer_size=policy.replay_buffer_size,
         game_segment_length=policy.game_segment_length, num_unroll_steps=unroll, td_steps=policy.td_steps,
         discount_factor=policy.discount_factor, num_simulations=policy.num_simulations,
@@ -415,24 +398,3 @@ def unizero_config(options: EasyDict, features: int, device: str = "cpu") -> Eas
     )  # fmt: skip
     defaults = deep_merge_dicts(UniZeroGameBuffer.default_config(), UniZeroPolicy.default_config())
     return EasyDict(deep_merge_dicts(defaults, own))
-
-
-def split_addresses(name: str, value: str) -> tuple[str, ...]:
-    """The addresses in the text of option `name`, which has commas between them; none in an empty one."""
-    if not value:
-        return ()
-    found = [part.strip().rstrip("/") for part in value.split(",")]
-    for i, address in enumerate(found):
-        scheme, _, place = address.partition("://")
-        reason = ""
-        if not address:
-            reason = "has an empty address"
-        elif scheme not in ("http", "https") or not place or place.startswith(("/", ":")) or " " in place:
-            reason = f"has {address!r}, which is no address"
-        elif address in found[:i]:
-            reason = f"has {address} twice"
-        if reason:
-            raise ConfigError(
-                f"{name} is {value!r}, which {reason}; it must be http://HOST:PORT, or several with commas between them."
-            )
-    return tuple(found)

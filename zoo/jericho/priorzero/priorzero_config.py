@@ -1,4 +1,4 @@
-"""PriorZero's options. Edit the values below, or change them from outside: `--preset`, `--set policy_config.batch_size=64`.
+"""PriorZero's options. Edit the values below, or change them from outside: `--preset`, `--batch_size 64`.
 
 Every option has its meaning in the line above it. Names that do not exist and values out of range are refused with a
 suggestion before anything starts.
@@ -17,14 +17,14 @@ collects in all; degrees of 20 and more are for longer runs.
 
 Four examples:
 
-    policy_config.update(off_policy_degree=0, enable_async_eval=False)    # synchronous
-    policy_config.update(off_policy_degree=5, enable_async_eval=False)    # light
-    policy_config.update(off_policy_degree=50, enable_async_eval=True)    # aggressive, evaluation in the background
-    policy_config.update(off_policy_degree=-1, enable_async_eval=True)    # automatic
+    policy_config.update(off_policy_degree=0, async_eval=False)     # synchronous
+    policy_config.update(off_policy_degree=5, async_eval=False)     # light
+    policy_config.update(off_policy_degree=50, async_eval=True)     # aggressive, evaluation in the background
+    policy_config.update(off_policy_degree=-1, async_eval=True)     # automatic
 
 Recommended settings:
 
-    purpose                     off_policy_degree   enable_async_eval
+    purpose                     off_policy_degree   async_eval
     debugging                   0                   False
     production, conservative    5 to 10             False
     production, aggressive      20 to 50            True
@@ -32,6 +32,8 @@ Recommended settings:
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 env_config = dict(
     # Story file: a name to look for, or a path.
@@ -45,7 +47,7 @@ env_config = dict(
     # What the world model reads: 'state' (room, belongings, possible actions) or 'full' (the game's last answer as well).
     observation="state",
     # Games played at once by a collector.
-    collector_env_num=8,
+    num_envs=8,
     # Games played at once by the evaluator.
     evaluator_env_num=4,
     # Seconds after which a game that does not answer is ended and started anew.
@@ -64,7 +66,7 @@ policy_config = dict(
     # How many collects training may fall behind (a collect is n_episode episodes); see docs/choosing-the-degree.md.
     off_policy_degree=0,
     # Evaluate in the background, on frozen weights, while training goes on.
-    enable_async_eval=False,
+    async_eval=False,
     # Collectors that play at once, each with its own games, model and language model; at most off_policy_degree are busy.
     num_collectors=1,
     # Where the roles live: 'auto', 'inline', 'thread', 'process', 'ray'; auto: 'process', alone at degree 0 'inline'.
@@ -159,7 +161,7 @@ policy_config = dict(
     # Ranks of the learner (processes of torch.distributed) that share every update's batch; batch_size must be a multiple.
     learner_ranks=1,
     # Where the learner's world model runs: 'cpu', 'cuda', 'cuda:1' ..., or 'auto'; for several ranks also one device for each.
-    learner_device="auto",
+    device="auto",
     # Where the collectors' run: one device, or several with commas between them, which the collectors take in turn.
     collector_devices="auto",
     # Where the evaluator's runs.
@@ -220,7 +222,7 @@ run_config = dict(
     # Trains after which the run ends (one for each collect; 0: no limit).
     max_iter=0,
     # Environment steps after which the run ends (0: no limit).
-    max_env_step=20_000,
+    max_env_steps=20_000,
     # Seconds after which the run ends (0: no limit).
     max_seconds=0.0,
     # Mean score of an evaluation at which the run ends (0: none).
@@ -251,7 +253,7 @@ run_config = dict(
     metrics_port=0,
 )
 
-SECTIONS = dict(
+SECTIONS: dict[str, dict[str, Any]] = dict(
     env_config=env_config,
     policy_config=policy_config,
     llm_config=llm_config,
@@ -259,21 +261,21 @@ SECTIONS = dict(
     run_config=run_config,
 )
 
-_gpu = dict(
-    env_config=dict(env_id="zork1.z5", max_steps=400, max_action_num=32, collector_env_num=8, observation="full"),
+_gpu: dict[str, dict[str, Any]] = dict(
+    env_config=dict(env_id="zork1.z5", max_steps=400, max_action_num=32, num_envs=8, observation="full"),
     policy_config=dict(
         batch_size=64, replay_buffer_size=100_000, game_segment_length=50, num_unroll_steps=10, num_simulations=50,
-        embed_dim=768, num_layers=2, num_heads=8, dropout=0.1, learning_rate=1e-4, learner_device="cuda",
+        embed_dim=768, num_layers=2, num_heads=8, dropout=0.1, learning_rate=1e-4, device="cuda",
         collector_devices="cuda", evaluator_device="cuda", torch_threads=0,
         temperature_decay_steps=100_000, discount_factor=0.97, replay_ratio=0.25,
     ),
     llm_config=dict(llm_engine="vllm", history_length=5, prior_temperature=1.0, llm_weight=0.5),
     encoder_config=dict(max_tokens=256),
-    run_config=dict(max_env_step=500_000, eval_every=50),
+    run_config=dict(max_env_steps=500_000, eval_every=50),
 )  # fmt: skip
 
 # What a preset changes. The GPU presets name Qwen2.5-Instruct models of the hub and need vLLM on CUDA.
-PRESETS: dict[str, dict[str, dict]] = {
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "embedded": {},
     "qwen2.5-0.5b": {**_gpu, "llm_config": {**_gpu["llm_config"], "llm": "Qwen/Qwen2.5-0.5B-Instruct"}},
     "qwen2.5-1.5b": {**_gpu, "llm_config": {**_gpu["llm_config"], "llm": "Qwen/Qwen2.5-1.5B-Instruct"}},
@@ -293,8 +295,8 @@ PRESETS: dict[str, dict[str, dict]] = {
 }
 
 # What --quick_test changes: every part runs, nothing is learned in earnest.
-QUICK_TEST: dict[str, dict] = dict(
-    env_config=dict(max_steps=30, collector_env_num=4, evaluator_env_num=2),
+QUICK_TEST: dict[str, dict[str, Any]] = dict(
+    env_config=dict(max_steps=30, num_envs=4, evaluator_env_num=2),
     policy_config=dict(n_episode=4, num_simulations=8, update_per_collect=10, batch_size=16),
-    run_config=dict(max_iter=4, max_env_step=0, eval_every=2, eval_episodes=2, checkpoint_every=2),
+    run_config=dict(max_iter=4, max_env_steps=0, eval_every=2, eval_episodes=2, checkpoint_every=2),
 )

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from easydict import EasyDict
 
 from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Parcel, Recovery, Worker, make_backend
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.runs import checkpoint
 from lzero_async.runs.application import Application
 from lzero_async.runs.applications import PipelineDescription
+from lzero_async.runs.options import as_dict
 from lzero_async.runs.role_set import PLACES
 from lzero_async.telemetry.quantities import QUANTITIES, label, rate_label
 from lzero_async.telemetry.sinks import Records
@@ -44,6 +44,7 @@ from zoo.jericho.priorzero.play.components import Parts
 from zoo.jericho.priorzero.roles import factories as roles
 from zoo.jericho.priorzero.roles.learner_group import LearnerGroup, on_loopback
 from zoo.jericho.priorzero.roles.reanalysis import Reanalysis
+from zoo.jericho.priorzero.sections import PriorZeroOptions
 
 KEPT_VERSIONS = 1_000
 TROUBLES = ("bad_episodes", "env_timeouts", "left_out_episodes", "refused_priors", "bad_updates")
@@ -62,8 +63,9 @@ class PriorZero(Application):
     """One run: build it, `resume` it or not, `run` it, `close` it."""
 
     program = "priorzero"
+    options: PriorZeroOptions
 
-    def __init__(self, options: EasyDict, game: Game, folder: Path, progress: Progress | None = None) -> None:
+    def __init__(self, options: PriorZeroOptions, game: Game, folder: Path, progress: Progress | None = None) -> None:
         policy = options.policy_config
         backend = make_backend(
             backend_of(options),
@@ -77,7 +79,7 @@ class PriorZero(Application):
             wandb=options.run_config.wandb,
             project="priorzero",
             run_name=folder.name,
-            config=json.loads(json.dumps(options)),
+            config=json.loads(json.dumps(as_dict(options))),
         )
         super().__init__(options, folder, backend, records, progress)
         self.game = game
@@ -109,7 +111,7 @@ class PriorZero(Application):
             self.progress.note(f"starting {names}, {place} ...")
         self.coordinator = AsyncTrainingCoordinator(
             policy.off_policy_degree,
-            policy.enable_async_eval,
+            policy.async_eval,
             buffer_size=policy.replay_buffer_size,
             batch_size=steps_per_collect(self.options),
             num_collectors=policy.num_collectors,
@@ -140,7 +142,7 @@ class PriorZero(Application):
             return self.role_set.start(name, factory, threads=threads, on_event=self._on_event, **how)
 
         ranks, alone = policy.learner_ranks, on_loopback() if policy.learner_ranks > 1 else {}
-        device = partial(device_of, policy.learner_device)
+        device = partial(device_of, policy.device)
         self.learner = start(
             "learner", partial(roles.learner, parts("learner"), device(0)), pin_to_driver=True, **alone
         )
@@ -344,7 +346,7 @@ class PriorZero(Application):
             max_train=run.max_iter or None,
             max_seconds=run.max_seconds or None,
             eval_target=run.target_score or None,
-            stop_fn=lambda: bool(run.max_env_step) and self.env_steps >= run.max_env_step,
+            stop_fn=lambda: bool(run.max_env_steps) and self.env_steps >= run.max_env_steps,
             on_eval=self._evaluated,
             on_restart=self._restarted,
             on_retire=lambda worker: self.collectors[worker].kill(),
@@ -414,7 +416,7 @@ class PriorZero(Application):
     def _progressed(self) -> Progressed:
         run = self.options.run_config
         counts = (
-            Count("steps_trained", self.env_steps, run.max_env_step or None),
+            Count("steps_trained", self.env_steps, run.max_env_steps or None),
             Count("steps_played", self.steps_played),
             Count("train_count", self.coordinator.train_count, run.max_iter or None),
             Count("updates", self.updates),
@@ -460,7 +462,7 @@ class PriorZero(Application):
         elapsed, left = self.elapsed, seconds_remaining(seen.counts, self.elapsed)
         parts = [duration(elapsed) + (f", {duration(left)} left" if left is not None else "")]
         parts.append(f"{label('steps_played')} {self.steps_played:,}")
-        steps = f"/{run.max_env_step:,}" if run.max_env_step else ""
+        steps = f"/{run.max_env_steps:,}" if run.max_env_steps else ""
         parts.append(f"{label('steps_trained')} {self.env_steps:,}{steps}")
         parts.append(
             f"{label('train_count')} {self.coordinator.train_count}" + (f"/{run.max_iter}" if run.max_iter else "")
@@ -499,7 +501,7 @@ class PriorZero(Application):
 
     def _description(self) -> dict[str, Any]:
         return {
-            "options": json.loads(json.dumps(self.options)),
+            "options": json.loads(json.dumps(as_dict(self.options))),
             "game": {"md5": self.game.md5, "label": self.game.label, "substitute_for": self.game.substitute_for},
             "env_steps": self.env_steps,
             "best": dict(self.best),
@@ -547,7 +549,7 @@ class PriorZero(Application):
                 "pass the --env_id of that run."
             )
         for section, key in FIXED_OPTIONS:
-            before, now = saved.get(section, {}).get(key), self.options[section][key]
+            before, now = saved.get(section, {}).get(key), getattr(getattr(self.options, section), key)
             if before != now:
                 raise ConfigError(
                     f"{section}.{key} was {before!r} in {path} and is {now!r} now; a resumed run cannot change it."

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from easydict import EasyDict
-
 from lzero_async.errors import BadData
 from lzero_async.runs import checkpoint
 from lzero_async.runs.policy import PlayedEpisode, Policy
@@ -15,6 +13,7 @@ from lzero_async.workers.parcels import Parcel
 from zoo.mbpo.collect.roles import EvaluatorRole
 from zoo.mbpo.envs.guarding import BAD_EPISODE
 from zoo.mbpo.envs.sources import Factory, source_of
+from zoo.mbpo.options import build_options
 from zoo.mbpo.saving import load_whole
 
 
@@ -23,7 +22,7 @@ def load(folder: Path, path: Path, device: str) -> MbpoPolicy:
     on `device`, and so are the actions for them."""
     state = load_whole(path)
     with checkpoint.fitting(path):
-        options = EasyDict(state["options"])
+        options = build_options({}, saved=state["options"])
         weights = state["weights"] if "weights" in state else state["learner"]["agent"]["actor"]
         description = state["source"]
     evaluator = source_of(options, description, device).evaluator(1)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from zoo.mbpo.collect import roles as collecting
 from zoo.mbpo.envs.vectorised import describe
+from zoo.mbpo.options import MbpoOptions
 
 Factory = Callable[[Callable[[Any], None]], Any]
 
@@ -31,7 +32,7 @@ class EnvSource(Protocol):
 class GymSource:
     """Gymnasium's environments by id. Making it checks the id and the arguments."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: MbpoOptions) -> None:
         self._options = options
         self._sizes = describe(options.env, options.env_args)[:2]
 
@@ -62,7 +63,9 @@ class GymSource:
 class TensorSource:
     """What the function at "module:function" makes, called with num_envs and whatever else it was given."""
 
-    def __init__(self, options: Any, factory: str, arguments: Mapping[str, Any], *, evaluates: bool = True) -> None:
+    def __init__(
+        self, options: MbpoOptions, factory: str, arguments: Mapping[str, Any], *, evaluates: bool = True
+    ) -> None:
         self._options, self._factory, self._arguments = options, factory, dict(arguments)
         self._evaluates = evaluates
 

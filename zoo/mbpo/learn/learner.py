@@ -12,14 +12,14 @@ from lzero_async.validation import whole_number
 from zoo.mbpo.learn.bad_updates import NotFinite
 from zoo.mbpo.learn.buffers import TransitionBuffer
 from zoo.mbpo.learn.dynamics import DynamicsEnsemble
-from zoo.mbpo.learn.learner_options import LearnerOptions  # noqa: F401
 from zoo.mbpo.learn.mixing import Mixer
 from zoo.mbpo.learn.model_rollout import rollout
 from zoo.mbpo.learn.sac import LOSSES, SAC
 from zoo.mbpo.learn.transitions import Transitions
+from zoo.mbpo.options import LearnerOptions
 
 
-def make_agent(options: Any, obs_size: int, action_size: int) -> SAC:
+def make_agent(options: LearnerOptions, obs_size: int, action_size: int) -> SAC:
     """The agent that these options describe."""
     return SAC(
         obs_size,
@@ -35,7 +35,7 @@ def make_agent(options: Any, obs_size: int, action_size: int) -> SAC:
     )
 
 
-def make_dynamics(options: Any, obs_size: int, action_size: int) -> DynamicsEnsemble:
+def make_dynamics(options: LearnerOptions, obs_size: int, action_size: int) -> DynamicsEnsemble:
     """The dynamics that these options describe."""
     return DynamicsEnsemble(
         obs_size,
@@ -51,7 +51,7 @@ def make_dynamics(options: Any, obs_size: int, action_size: int) -> DynamicsEnse
     )
 
 
-def make_buffer(options: Any, obs_size: int, action_size: int, source: str) -> TransitionBuffer:
+def make_buffer(options: LearnerOptions, obs_size: int, action_size: int, source: str) -> TransitionBuffer:
     """The buffer of `real` or of `model` data."""
     size = options.real_buffer_size if source == "real" else options.model_buffer_size
     seed = 4 * options.seed + (2 if source == "real" else 3)
@@ -61,7 +61,7 @@ def make_buffer(options: Any, obs_size: int, action_size: int, source: str) -> T
 class AgentLearner:
     """SAC on a real and a model buffer; the counters say what was done since the very start, resumes included."""
 
-    def __init__(self, options: Any, obs_size: int, action_size: int) -> None:
+    def __init__(self, options: LearnerOptions, obs_size: int, action_size: int) -> None:
         whole_number("seed", options.seed, 0)
         self.agent = make_agent(options, obs_size, action_size)
         self.real = make_buffer(options, obs_size, action_size, "real")
@@ -139,7 +139,7 @@ class AgentLearner:
 class Learner(AgentLearner):
     """The same with the dynamics and their rollouts: everything that learns, in one place."""
 
-    def __init__(self, options: Any, obs_size: int, action_size: int) -> None:
+    def __init__(self, options: LearnerOptions, obs_size: int, action_size: int) -> None:
         super().__init__(options, obs_size, action_size)
         self.dynamics = make_dynamics(options, obs_size, action_size)
         self.rollout_length = whole_number("rollout_length", options.rollout_length, 1)

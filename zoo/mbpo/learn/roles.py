@@ -26,6 +26,7 @@ from zoo.mbpo.learn.model_rollout import rollout
 from zoo.mbpo.learn.networks import generator_of
 from zoo.mbpo.learn.pace import Owed
 from zoo.mbpo.learn.transitions import Transitions, concatenate
+from zoo.mbpo.options import MbpoOptions
 from zoo.mbpo.saving import KIND, load_whole, unsound
 
 MAX_FIT_UPDATES = 500  # of one pass of the dynamics role, or what one batch owes; one that is behind forgets the rest
@@ -39,7 +40,7 @@ class _AgentRole:
 
     learner: AgentLearner
 
-    def __init__(self, options: Any, emit: Callable[[Any], None]) -> None:
+    def __init__(self, options: MbpoOptions, emit: Callable[[Any], None]) -> None:
         _limit_threads(options)
         self._options = options
         self._updates = Owed(options.updates_per_step)
@@ -147,7 +148,7 @@ class LearnerRole(_AgentRole):
 
     learner: Learner
 
-    def __init__(self, options: Any, sizes: tuple[int, int], emit: Callable[[Any], None]) -> None:
+    def __init__(self, options: MbpoOptions, sizes: tuple[int, int], emit: Callable[[Any], None]) -> None:
         super().__init__(options, emit)
         self.learner = Learner(options, *sizes)
         self._fits = Owed(options.dynamics_updates_per_step)
@@ -200,7 +201,7 @@ class LearnerRole(_AgentRole):
 class AgentRole(_AgentRole):
     """The agent alone: real batches come from collectors, model data from the rollouts, both by way of the parent."""
 
-    def __init__(self, options: Any, sizes: tuple[int, int], emit: Callable[[Any], None]) -> None:
+    def __init__(self, options: MbpoOptions, sizes: tuple[int, int], emit: Callable[[Any], None]) -> None:
         super().__init__(options, emit)
         self.learner = AgentLearner(options, *sizes)
 
@@ -237,7 +238,7 @@ class AgentRole(_AgentRole):
 class DynamicsRole:
     """The dynamics and the real data they learn from."""
 
-    def __init__(self, options: Any, sizes: tuple[int, int], emit: Callable[[Any], None]) -> None:
+    def __init__(self, options: MbpoOptions, sizes: tuple[int, int], emit: Callable[[Any], None]) -> None:
         _limit_threads(options)
         self._options = options
         self._dynamics = make_dynamics(options, *sizes)
@@ -304,7 +305,7 @@ class DynamicsRole:
 class RolloutRole:
     """Copies of policy and dynamics, and the real observations to start from."""
 
-    def __init__(self, options: Any, sizes: tuple[int, int], emit: Callable[[Any], None]) -> None:
+    def __init__(self, options: MbpoOptions, sizes: tuple[int, int], emit: Callable[[Any], None]) -> None:
         _limit_threads(options)
         self._options = options
         self._dynamics = make_dynamics(options, *sizes)
@@ -417,6 +418,6 @@ def _resize(buffer: TransitionBuffer, size: int) -> None:
         buffer.resize(size)
 
 
-def _limit_threads(options: Any) -> None:
+def _limit_threads(options: MbpoOptions) -> None:
     if options.torch_threads:
         torch.set_num_threads(options.torch_threads)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.llm import Engine
     from zoo.jericho.priorzero.llm.prior import LLMPrior
     from zoo.jericho.priorzero.play.text_encoder import TextEncoder
+    from zoo.jericho.priorzero.sections import LLMConfig, PriorZeroOptions
 
 CACHE_FILE = "cache.sqlite"
 
@@ -33,7 +34,7 @@ class Parts:
     """Made when first asked for, once. `threads` is how many torch may use in this process (0: its own choice)."""
 
     def __init__(
-        self, options: EasyDict, game: Game, folder: Path, *, threads: int = 0, llm_device: str = "auto"
+        self, options: PriorZeroOptions, game: Game, folder: Path, *, threads: int = 0, llm_device: str = "auto"
     ) -> None:
         self.options, self.game, self.folder = options, game, Path(folder)
         self._threads, self._llm_device = threads, llm_device
@@ -175,7 +176,7 @@ def untouched_random() -> Iterator[None]:
         restore_random_state(before)
 
 
-def _engine_options(llm: EasyDict, device: str) -> dict[str, Any]:
+def _engine_options(llm: LLMConfig, device: str) -> dict[str, Any]:
     if llm.llm_engine != "vllm":
         return {"deterministic": llm.repeatable_prior, "device": numbered(check_device(device))}
     return {"tensor_parallel_size": llm.tensor_parallel_size, "gpu_memory_utilization": llm.gpu_memory_utilization}

@@ -97,7 +97,7 @@ class CollectorRole(_PlayingRole):
     event = "steps"
 
     def __init__(self, parts: Parts, worker: int, device: str, asynchronous: bool, emit: Callable[[Any], None]) -> None:
-        super().__init__(parts, parts.options.env_config.collector_env_num, device, emit, asynchronous=asynchronous)
+        super().__init__(parts, parts.options.env_config.num_envs, device, emit, asynchronous=asynchronous)
         self.worker = worker
 
     def collect(self, order: CollectOrder, weights: Parcel, stop: StopSignal) -> Parcel:

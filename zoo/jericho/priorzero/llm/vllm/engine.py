@@ -31,7 +31,7 @@ from zoo.jericho.priorzero.llm.vllm.in_process import InProcessTransport
 from zoo.jericho.priorzero.llm.vllm.pool import PoolTransport
 from zoo.jericho.priorzero.llm.vllm.protocol import PROBE, PROBE_TIMEOUT, Answer, EngineFailure, Question, Transport
 from zoo.jericho.priorzero.llm.vllm.server import HttpTransport, ProcessTransport
-from zoo.jericho.priorzero.options import split_addresses
+from zoo.jericho.priorzero.sections import split_addresses
 
 log = logging.getLogger(__name__)
 ENVIRONMENT = ".venv-vllm"
