@@ -78,14 +78,16 @@ class Activity:
     def enter(self, role: str, doing: str, now: float, state: str = ACTIVE) -> None:
         """The role begins to do something, or, with WAITING, to wait for it."""
         with self.lock:
-            now = now if self._frozen is None else self._frozen
+            if self._frozen is not None:
+                now = self._frozen
             track = self._tracks.get(role) or self._new(role, now)
             track.change(state, 1, now, doing)
 
     def leave(self, role: str, now: float, state: str = ACTIVE) -> None:
         """What the role did, or waited for, is over."""
         with self.lock:
-            now = now if self._frozen is None else self._frozen
+            if self._frozen is not None:
+                now = self._frozen
             if (track := self._tracks.get(role)) is not None:
                 track.change(state, -1, now)
 
@@ -112,7 +114,8 @@ class Activity:
         stands still: idle seconds do not grow after a run."""
         with self.lock:
             first, tracks = self._first, self._tracks
-            now = now if self._frozen is None else self._frozen
+            if self._frozen is not None:
+                now = self._frozen
             if first is None or not tracks:
                 return ()
             if all(track.state == IDLE for track in tracks.values()):

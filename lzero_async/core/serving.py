@@ -73,7 +73,7 @@ class Serving:
         queued = len(gate.waiting) + len(commits) - (gate.per_train if gate.running == "train" else 0)
         if queued != recorder.queued:
             recorder.queue_is(queued, self.clock.now())
-        if self.pauses.waiters and self._is_quiet():
+        if self._limited and self.pauses.waiters and self._is_quiet():
             self.pauses.wake(self.pauses.waiters)
 
     def _look_at_room(self) -> None:
@@ -215,7 +215,7 @@ class Serving:
         return bool(self._lines["collect"] or self._commits)
 
     def _start_train(self) -> Ticket | None:
-        if self.pauses.count:
+        if self._limited and self.pauses.count:
             return None
         gate = self.gate
         if gate.train_rule() is None:
