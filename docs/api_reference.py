@@ -60,7 +60,7 @@ def entry(node: Definition) -> list[str]:
     if not isinstance(node, ast.ClassDef):
         return [f"- `{node.name}{signature(node)}`: {first_sentence(node)}"]
     lines = [f"- `class {node.name}{fields(node)}`: {first_sentence(node)}"]
-    for item in node.body:
+    for item in (*_inherited(node), *node.body):
         if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and not item.name.startswith("_"):
             marks = [ast.unparse(mark) for mark in item.decorator_list]
             shape = "" if "property" in marks else signature(item, method=True)
@@ -72,6 +72,17 @@ def entry(node: Definition) -> list[str]:
                 f"  - `.{ast.unparse(item.targets[0])}{signature(method, method=True)}`: {first_sentence(method)}"
             )
     return lines
+
+
+def _inherited(node: ast.ClassDef) -> list[ast.stmt]:
+    """What a class has from bases in modules of `core` that no page shows."""
+    found: list[ast.stmt] = []
+    for base in map(ast.unparse, node.bases):
+        for path in sorted((ROOT / "lzero_async" / "core").glob("*.py")):
+            for one in ast.parse(path.read_text()).body:
+                if isinstance(one, ast.ClassDef) and one.name == base:
+                    found += [*_inherited(one), *one.body]
+    return found
 
 
 def _taken_over(node: ast.Assign) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

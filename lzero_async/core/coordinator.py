@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import logging
 import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from lzero_async.clock import RealClock
-from lzero_async.core import batches, coroutines, loop, pausing
-from lzero_async.core.activity import RoleActivity
+from lzero_async.core import batches, coroutines, loop, pausing, resume, session
 from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
-from lzero_async.core.coroutines import FutureWaiter, is_coroutine_function, run_awaitable
-from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner, Job
+from lzero_async.core.background import EvaluationStarter
+from lzero_async.core.coroutines import is_coroutine_function, run_awaitable
+from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner
 from lzero_async.core.gate import Gate
 from lzero_async.core.gatekeeper import Gatekeeper
 from lzero_async.core.own_loop import HeldCollect, HeldTrain
-from lzero_async.core.parked import PAUSED, Holder, MakeWaiter
-from lzero_async.core.resume import STATE_FORMAT, read_state
+from lzero_async.core.parked import Holder
 from lzero_async.core.settings import Adaptation, Bound, Recovery, group_of, refuse_coroutine
 from lzero_async.core.stages import (
     CollectStage,
@@ -34,7 +30,7 @@ from lzero_async.core.stages import (
     TrainStage,
     run_blocking,
 )
-from lzero_async.core.statistics import COUNTERS, format_box
+from lzero_async.core.statistics import COUNTERS
 from lzero_async.core.trace import LEARNER, TraceWriter
 from lzero_async.core.weights import WeightStore
 from lzero_async.errors import (
@@ -42,14 +38,13 @@ from lzero_async.errors import (
     THREAD,
     ConfigError,
     CoordinatorClosed,
-    GateTimeout,
     LzeroAsyncError,
     Stopped,
     hear_refusals,
     ignore_refusals,
 )
 from lzero_async.threads import ThreadGroup
-from lzero_async.types import Clock, DegreeChange, EvalContext, EvalResult, StopSignal, TrainReport, Waiter
+from lzero_async.types import Clock, DegreeChange, EvalResult, TrainReport
 from lzero_async.validation import (
     HIGH_DEGREE,
     auto_degree,
@@ -61,7 +56,6 @@ from lzero_async.validation import (
     whole_number,
 )
 
-LEFT_BEHIND_PATIENCE: Final = 0.5
 log = logging.getLogger("lzero_async")
 _KEPT_CHANGES: Final = 1000
 _REFUSED: Final = {  # what is counted, and what the trace says
@@ -70,7 +64,7 @@ _REFUSED: Final = {  # what is counted, and what the trace says
 }
 
 
-class AsyncTrainingCoordinator:
+class AsyncTrainingCoordinator(EvaluationStarter):
     """Lets collecting, training and evaluating run at the same time, within the staleness bound that the user sets.
 
     `off_policy_degree`: 0 runs the stages strictly in turn; d >= 1 keeps the lag and the staleness of every batch at
@@ -161,102 +155,7 @@ class AsyncTrainingCoordinator:
             self.weights.publish(get_weights(), 0)
         hear_refusals(self)
 
-    # -- looking -------------------------------------------------------------------------------------------------------
-
-    def can_collect(self) -> bool:
-        """Whether a collect could start now."""
-        keeper = self._keeper
-        with keeper.lock:
-            return not keeper.signal.is_set() and not keeper.pauses.count and keeper.gate.collect_rule() is None
-
-    def can_train(self) -> bool:
-        """Whether a batch could be trained now."""
-        keeper = self._keeper
-        with keeper.lock:
-            return not keeper.signal.is_set() and not keeper.pauses.count and keeper.gate.train_rule() is None
-
-    @property
-    def collect_count(self) -> int:
-        """Committed collects since the start or the last reset."""
-        return self._keeper.recorder.count(self._keeper.gate, "committed")
-
-    @property
-    def train_count(self) -> int:
-        """Finished trains since the start or the last reset; replays are counted apart."""
-        return self._keeper.recorder.count(self._keeper.gate, "trains")
-
-    @property
-    def collect_train_lag(self) -> int:
-        """Batches that wait for their train, the one being trained included."""
-        gate = self._keeper.gate
-        lag = len(gate.waiting)  # a full queue holds one more for the moment in which it drops one
-        return lag if gate.capacity is None else min(lag, gate.capacity + 1)
-
-    @property
-    def off_policy_degree(self) -> int:
-        """The bound in force."""
-        return self._keeper.gate.degree
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether the stages run strictly in turn."""
-        return self._keeper.gate.degree == 0
-
-    @property
-    def version(self) -> int:
-        """The number of finished trains and replays, which the weights published next carry."""
-        return self._keeper.gate.version
-
-    @property
-    def waiting_batches(self) -> tuple[Any, ...]:
-        """The data of the batches that are not trained yet, in the order in which they were collected: the one being
-        trained, those that wait, and finished collects that the bound holds back."""
-        with self._keeper.lock:
-            return tuple(self._keeper.data.values())
-
-    @property
-    def last_was_replay(self) -> bool:
-        """Whether the newest train, finished or running, is an extra one on old data."""
-        return self._keeper.gate.replays_in_row > 0
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether the waiting batches are a queue that drops instead of holding collectors back (`queue_capacity`)."""
-        return self._keeper.gate.capacity is not None
-
-    @property
-    def stop_signal(self) -> StopSignal:
-        """Set while a run stops, and for good after `close()`: the same signal as every context's `stop`."""
-        return self._keeper.signal
-
-    @property
-    def num_collectors(self) -> int:
-        """Collects that may run at once."""
-        return self._keeper.gate.num_collectors
-
-    @property
-    def degree_changes(self) -> tuple[DegreeChange, ...]:
-        """The last changes of the degree, with their reasons."""
-        return tuple(self._changes)
-
-    def locate(self, role: str, pid: int) -> None:
-        """Tell the trace which process does the work of `learner`, `evaluator` or `collector N`."""
-        if self._trace is not None:
-            self._trace.locate(role, pid)
-
-    @contextmanager
-    def working(self, role: str, name: str, /, **details: Any) -> Iterator[dict[str, Any]]:
-        """Show what the block does as work of a role of the application's own, in the trace and among the activities. The
-        details are shown too, and the block may add some."""
-        start = self.clock.now()
-        self._keeper.activity.enter(role, name, start)
-        try:
-            yield details
-        finally:
-            end = self.clock.now()
-            self._keeper.activity.leave(role, end)
-            if self._trace is not None:
-                self._trace.span(role, name, start, end, **details)
+    # -- changing ------------------------------------------------------------------------------------------------------
 
     def start_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a trace from now on; for whoever could not say where when the coordinator was made."""
@@ -361,37 +260,6 @@ class AsyncTrainingCoordinator:
             return self._submit_from_loop(fn, with_context, timeout)
         return self.start_background_eval(fn, with_context=with_context, timeout=timeout)
 
-    def start_background_eval(
-        self,
-        fn: Callable[..., Any],
-        *,
-        with_context: bool,
-        timeout: float | None = None,
-        run: EvalOwner | None = None,
-    ) -> None:
-        """Evaluate in the background whatever `enable_async_eval` says; a coroutine function gets a loop of its own. `run`
-        gets the result instead of `poll_eval`."""
-        time_limit("timeout", timeout)
-        job = Job(fn, with_context, self._eval_context(), None, run)
-        deadline = None if timeout is None else self.clock.now() + timeout
-        while (waiter := self._submit(job, self.clock.waiter)) is not None:
-            if not waiter.wait(None if deadline is None else max(0.0, deadline - self.clock.now())):
-                raise self._no_evaluation(timeout, run)
-
-    def _submit(self, job: Job, make_waiter: MakeWaiter) -> Waiter | None:
-        """Start a background evaluation, or return what to wait on before asking again."""
-        try:
-            return self._keeper.while_paused(make_waiter) or self.evaluator.submit(job, make_waiter)
-        except BaseException:
-            self._keeper.unlock()
-            raise
-
-    def _no_evaluation(self, timeout: float | None, run: EvalOwner | None) -> GateTimeout:
-        why = PAUSED if self._keeper.pauses.count else "another one still runs"
-        error = GateTimeout(f"Waited {timeout:.3g} s in vain to start an evaluation: {why}.")
-        error.holder = Holder(run)
-        return error
-
     def publish(self) -> None:
         """Publish the learner's weights if that is overdue, since `get_weights` has raised after a train. The next collect and
         the next run do so, too."""
@@ -422,82 +290,16 @@ class AsyncTrainingCoordinator:
     run_async = coroutines.run_async
     batches = batches.batches
     paused = pausing.paused
+    state_dict = resume.state_dict
+    load_state_dict = resume.load_state_dict
 
     # -- numbers and state -----------------------------------------------------------------------------------------------
-
-    def violations(self) -> list[str]:
-        """What is wrong with the account of the batches; an empty list, always. For tests and benchmarks."""
-        with self._keeper.lock:
-            return self._keeper.gate.violations()
-
-    def get_statistics(self) -> dict[str, Any]:
-        """A snapshot of counts, times (seconds), lag and staleness; the names are listed in docs/statistics.md."""
-        with self._keeper.lock:
-            found = self._keeper.recorder.snapshot(self._keeper.gate)
-        return {**found, "async_eval": self.enable_async_eval, "evals_skipped": self.evaluator.skipped}
-
-    def queue_seconds(self) -> tuple[float, float]:
-        """The seconds that batches have waited for a train, and the most that they could have; see `queue_fill`."""
-        with self._keeper.lock:
-            return self._keeper.recorder.queue_seconds()
-
-    def get_activity(self) -> tuple[RoleActivity, ...]:
-        """What each role does now, and its seconds of work, of waiting for the gate and of neither; cheap, from any thread."""
-        return self._keeper.activity.snapshot(self.clock.now())
-
-    def print_statistics(self) -> None:
-        """Print the statistics as a box."""
-        print(format_box(self.get_statistics()), flush=True)
 
     def reset_counters(self) -> None:
         """Count from zero again. What waits, runs or is open goes on; versions do not change."""
         with self._keeper.lock:
             self._keeper.activity.reset(self.clock.now())
             self._keeper.recorder.reset({name: getattr(self._keeper.gate, name) for name in COUNTERS})
-
-    def state_dict(self, *, with_batches: bool = False) -> dict[str, Any]:
-        """What a resumed run needs, as plain numbers; `with_batches` adds the data of the waiting batches as it is."""
-        with self._keeper.lock:
-            gate = self._keeper.gate
-            state: dict[str, Any] = {
-                "format": STATE_FORMAT,
-                "gate": gate.state_dict(),
-                "statistics": self._keeper.recorder.state_dict(),
-                "adaptive": None if self._adaptive is None else self._adaptive.state_dict(),
-            }
-            if with_batches:
-                state["batches"] = [self._keeper.data[ticket.id] for ticket in gate.waiting]
-            return state
-
-    def load_state_dict(self, state: Mapping[str, Any], *, batches: Sequence[Any] | None = None) -> None:
-        """Resume from `state_dict()`, after the learner was restored and before anything runs.
-
-        `batches` (or what was saved with them) is the data of the waiting batches; without it they are abandoned.
-        Open collects are abandoned in any case. If the degree is now smaller, the lag drains first.
-        """
-        saved = read_state(state, batches)
-        adaptive = copy.copy(self._adaptive)
-        if adaptive is not None and saved.adaptive is not None:
-            adaptive.load_state_dict(saved.adaptive)
-        with self._keeper.lock:
-            gate, data = self._keeper.gate, self._keeper.data
-            if gate.tickets or gate.running:
-                raise ConfigError(
-                    f"A state is loaded before the run starts, but {len(gate.tickets)} collect(s) are open "
-                    f"and the learner is {gate.running or 'idle'}; use a new coordinator."
-                )
-            gate.load_state_dict(saved.gate, keep_waiting=saved.batches is not None)
-            data.clear()
-            if saved.batches is not None:
-                data.update((ticket.id, saved.batches[ticket.id]) for ticket in gate.waiting)
-            self._keeper.recorder = saved.recorder
-            self._adaptive = adaptive
-            if adaptive is not None:
-                gate.set_degree(adaptive.degree)
-            version = gate.version
-        if self._get_weights is not None:
-            self.weights.restart(self._get_weights(), version)
-        self._keeper.settle()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -541,36 +343,7 @@ class AsyncTrainingCoordinator:
                 raise
             log.error("while closing after %r: %r", error, late, exc_info=late)
 
-    def begin_run(self, run: EvalOwner) -> None:
-        """Take the coordinator for one run; refuses a second one, and one while roles of an earlier run are left."""
-        if self._keeper.signal.closed:
-            self._keeper.signal.raise_if_set()
-        left = self.threads.join(LEFT_BEHIND_PATIENCE) if self._run is None else []
-        if left:
-            raise LzeroAsyncError(
-                f"Roles of an earlier run are still inside their functions ({', '.join(left)}); close() the "
-                "coordinator, or let long functions look at context.stop."
-            )
-        with self._keeper.lock:
-            if self._run is not None:
-                raise LzeroAsyncError(
-                    "This coordinator is in a run already; use another one, or wait until it has ended."
-                )
-            self._run = run
-        if self._left_behind:
-            self._keeper.restart()
-            self._left_behind = False
-
-    def is_run_by(self, run: EvalOwner) -> bool:
-        """Whether this run has the coordinator."""
-        return self._run is run
-
-    def end_run(self) -> None:
-        """Give the coordinator back; a stop stays in force until the last role has ended."""
-        self._left_behind = bool(self.threads.alive())
-        if not self._left_behind:
-            self._keeper.restart()
-        self._run = None
+    begin_run, is_run_by, end_run = session.begin_run, session.is_run_by, session.end_run
 
     # -- passing through the gate --------------------------------------------------------------------------------------
 
@@ -593,22 +366,6 @@ class AsyncTrainingCoordinator:
         return run_blocking(stage, fn, with_context, timeout)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
-
-    async def _submit_from_loop(self, fn: Callable[..., Any], with_context: bool, timeout: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        job = Job(fn, with_context, self._eval_context(), loop)
-        deadline = None if timeout is None else self.clock.now() + timeout
-        while (waiter := self._submit(job, lambda: FutureWaiter(loop))) is not None:
-            left = None if deadline is None else max(0.0, deadline - self.clock.now())
-            done, _ = await asyncio.wait((cast(FutureWaiter, waiter).future,), timeout=left)
-            if not done:
-                raise self._no_evaluation(timeout, None)
-
-    def _eval_context(self) -> EvalContext:
-        snapshot = self.weights.latest()
-        return EvalContext(
-            self._keeper.gate.version if snapshot is None else snapshot.version, snapshot, self._keeper.signal
-        )
 
     def raise_background_failure(self) -> None:
         """Raise the exception of a background evaluation that nobody has seen yet."""

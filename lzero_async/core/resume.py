@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from lzero_async.core.statistics import Recorder
 from lzero_async.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lzero_async.core.coordinator import AsyncTrainingCoordinator
 
 STATE_FORMAT: Final = 2
 
@@ -53,3 +57,51 @@ def _part(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(part, Mapping):
         raise ConfigError(f"The saved state has no {name!r}; use another checkpoint.")
     return part
+
+
+def state_dict(coordinator: AsyncTrainingCoordinator, *, with_batches: bool = False) -> dict[str, Any]:
+    """What a resumed run needs, as plain numbers; `with_batches` adds the data of the waiting batches as it is."""
+    with coordinator._keeper.lock:
+        gate = coordinator._keeper.gate
+        state: dict[str, Any] = {
+            "format": STATE_FORMAT,
+            "gate": gate.state_dict(),
+            "statistics": coordinator._keeper.recorder.state_dict(),
+            "adaptive": None if coordinator._adaptive is None else coordinator._adaptive.state_dict(),
+        }
+        if with_batches:
+            state["batches"] = [coordinator._keeper.data[ticket.id] for ticket in gate.waiting]
+        return state
+
+
+def load_state_dict(
+    coordinator: AsyncTrainingCoordinator, state: Mapping[str, Any], *, batches: Sequence[Any] | None = None
+) -> None:
+    """Resume from `state_dict()`, after the learner was restored and before anything runs.
+
+    `batches` (or what was saved with them) is the data of the waiting batches; without it they are abandoned.
+    Open collects are abandoned in any case. If the degree is now smaller, the lag drains first.
+    """
+    saved = read_state(state, batches)
+    adaptive = copy.copy(coordinator._adaptive)
+    if adaptive is not None and saved.adaptive is not None:
+        adaptive.load_state_dict(saved.adaptive)
+    with coordinator._keeper.lock:
+        gate, data = coordinator._keeper.gate, coordinator._keeper.data
+        if gate.tickets or gate.running:
+            raise ConfigError(
+                f"A state is loaded before the run starts, but {len(gate.tickets)} collect(s) are open "
+                f"and the learner is {gate.running or 'idle'}; use a new coordinator."
+            )
+        gate.load_state_dict(saved.gate, keep_waiting=saved.batches is not None)
+        data.clear()
+        if saved.batches is not None:
+            data.update((ticket.id, saved.batches[ticket.id]) for ticket in gate.waiting)
+        coordinator._keeper.recorder = saved.recorder
+        coordinator._adaptive = adaptive
+        if adaptive is not None:
+            gate.set_degree(adaptive.degree)
+        version = gate.version
+    if coordinator._get_weights is not None:
+        coordinator.weights.restart(coordinator._get_weights(), version)
+    coordinator._keeper.settle()

@@ -7,10 +7,11 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from lzero_async.core.coroutines import is_coroutine_function
+from lzero_async.core.evaluator import EvalOwner
 from lzero_async.core.parked import Holder
 from lzero_async.core.signals import OrderlyStop
 from lzero_async.core.stages import Stage
-from lzero_async.errors import GateTimeout, tell_refusal
+from lzero_async.errors import GateTimeout, LzeroAsyncError, tell_refusal
 from lzero_async.threads import LoopRunner
 from lzero_async.types import EvalResult
 from lzero_async.validation import backoff, time_limit, whole_number
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lzero_async.core.coordinator import AsyncTrainingCoordinator
 
 GRACE: Final = 0.5
+LEFT_BEHIND_PATIENCE: Final = 0.5
 MOMENT: Final = 0.05  # seconds between two looks at a clock that stands still
 log = logging.getLogger("lzero_async")
 
@@ -223,3 +225,35 @@ class Session:
         known = type(error) in self.logged
         self.logged.add(type(error))
         return None if known else error
+
+
+def begin_run(coordinator: AsyncTrainingCoordinator, run: EvalOwner) -> None:
+    """Take the coordinator for one run; refuses a second one, and one while roles of an earlier run are left."""
+    if coordinator._keeper.signal.closed:
+        coordinator._keeper.signal.raise_if_set()
+    left = coordinator.threads.join(LEFT_BEHIND_PATIENCE) if coordinator._run is None else []
+    if left:
+        raise LzeroAsyncError(
+            f"Roles of an earlier run are still inside their functions ({', '.join(left)}); close() the "
+            "coordinator, or let long functions look at context.stop."
+        )
+    with coordinator._keeper.lock:
+        if coordinator._run is not None:
+            raise LzeroAsyncError("This coordinator is in a run already; use another one, or wait until it has ended.")
+        coordinator._run = run
+    if coordinator._left_behind:
+        coordinator._keeper.restart()
+        coordinator._left_behind = False
+
+
+def is_run_by(coordinator: AsyncTrainingCoordinator, run: EvalOwner) -> bool:
+    """Whether this run has the coordinator."""
+    return coordinator._run is run
+
+
+def end_run(coordinator: AsyncTrainingCoordinator) -> None:
+    """Give the coordinator back; a stop stays in force until the last role has ended."""
+    coordinator._left_behind = bool(coordinator.threads.alive())
+    if not coordinator._left_behind:
+        coordinator._keeper.restart()
+    coordinator._run = None
