@@ -56,6 +56,7 @@ def test_what_the_locks_pin_is_installed() -> None:
             assert metadata.version(name).split("+")[0] == version, name
 
 
+@pytest.mark.slow
 @needs_lightzero
 def test_what_the_stack_pins_can_be_imported() -> None:
     """In one fresh process, the packages that the applications use, LightZero's policy and buffer included."""
@@ -132,6 +133,7 @@ def test_the_wheel_carries_the_game(wheel: Path) -> None:
     assert "zoo/jericho/priorzero/llm/__init__.py" in names
 
 
+@pytest.mark.slow
 def test_both_zoo_packages_installed(wheel: Path, tmp_path: Path) -> None:
     """A fresh environment with the locked packages (linked, LightZero's zoo copied) and our wheel."""
     venv.create(tmp_path / "venv", with_pip=False)
@@ -207,6 +209,7 @@ def setup_command(scripts: Path, *words: str, links: Path | None = None) -> subp
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_setup_says_what_the_wheels_own_lock_would_install(fresh: Path) -> None:
     done = setup_command(fresh, "priorzero", "--dry_run")
     assert done.returncode == 0, done.stderr
@@ -229,6 +232,7 @@ def test_an_application_without_its_packages_says_how_to_install_them(fresh: Pat
     assert said is not None and said.groups() == (application, how), done.stderr
 
 
+@pytest.mark.slow
 def test_setup_installs_the_lock_of_any_application(fresh: Path, tmp_path: Path) -> None:
     """From wheels: an application that this repository does not know, whose lock pins one package."""
     part = tiny_wheel(tmp_path, "tinypart", {"tinypart.py": "x = 1\n"})
