@@ -17,7 +17,8 @@ GROUPS: Final = {
 LONGEST: Final = ("docs", "ray", "tests/zoo/priorzero/test_run.py", "tests/zoo/episode_ppo/test_bad_data.py",
     "tests/zoo/episode_ppo/test_run.py", "tests/zoo/episode_ppo/test_chaos.py", "tests/zoo/priorzero/test_data_parallel.py",
     "tests/zoo/test_poisoned.py", "tests/zoo/priorzero/test_reanalyze.py", "tests/zoo/mbpo/test_bad_data.py",
-    "tests/zoo/mbpo/test_run.py", "tests/zoo/mbpo/test_chaos.py", "tests/zoo/episode_ppo/test_nasim.py",
+    "tests/zoo/mbpo/test_run.py", "tests/zoo/mbpo/test_evaluations.py", "tests/workers/test_parcels.py",
+    "tests/zoo/mbpo/test_chaos.py", "tests/zoo/episode_ppo/test_nasim.py",
     "tests/zoo/priorzero/test_soundness.py", "tests/workers/test_chaos.py", "tests/zoo/priorzero/test_vllm.py",
     "tests/zoo/priorzero/test_vllm_pool.py",
 )  # fmt: skip

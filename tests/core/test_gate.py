@@ -337,3 +337,9 @@ def test_under_allow_a_failure_anywhere_drops_no_old_batch_of_a_queue_with_prior
 def test_queues_that_make_no_sense_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Gate(**{"degree": 1, "policy": "allow", "capacity": 2, **settings})
+
+
+def test_weights_of_a_version_that_is_not_there_are_a_violation() -> None:
+    gate = Gate(1)
+    gate.published = 1
+    assert gate.violations() == ["version 0: 0 trains of 0 collects, 0 replayed, 1 published"]

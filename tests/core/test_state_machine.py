@@ -261,7 +261,7 @@ def machine(examples: int, steps: int) -> type:
     return case
 
 
-TestShell = machine(200, 60)
+TestShell = machine(120, 60)
 
 
 @pytest.mark.soak

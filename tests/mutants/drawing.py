@@ -150,6 +150,8 @@ def _expressions(statement: ast.stmt) -> Iterator[tuple[ast.AST, str, int | None
             for place, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
                 if isinstance(node, ast.stmt | ast.JoinedStr | ast.ExceptHandler) or not isinstance(node, ast.AST):
                     continue
+                if isinstance(node, ast.keyword) and node.arg == "strict":  # what cannot happen is not tested
+                    continue
                 if isinstance(node, ast.expr):
                     yield parent, field, place, node
                 todo.append(node)

@@ -149,5 +149,7 @@ def locate(root: Path, package: str, fault: Fault) -> Mutant:
     return found[0]
 
 
-EQUIVALENT: Final[dict[str, str]] = {}
+EQUIVALENT: Final[dict[str, str]] = {
+    "_line_up: priority = 0.0 -> priority = 1.0": "a line in order of arrival needs equal priorities, whatever they are",
+}
 """Drawn mutants that no test can kill, by name, with the reason."""

@@ -152,7 +152,7 @@ def test_a_damaged_state_of_a_coordinator(seed: int, number: int, value: Any) ->
     ("changes", "words"),
     [
         ({"waiting": [[3, 1, 3], [3, 1, 3]]}, "numbers of their own"),
-        ({"waiting": [[3, 1, 3], [9, 1, 3]]}, "numbers of their own"),
+        ({"waiting": [[3, 1, 3], [5, 1, 3]]}, "numbers of their own"),
         ({"waiting": [[3, 9, 11], [4, 1, 3]]}, "collected after"),
         ({"waiting": [[3, 2, 1], [4, 1, 3]]}, "collected after"),
         ({"priorities": [float("nan"), 0.0]}, "not a number"),

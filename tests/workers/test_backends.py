@@ -101,7 +101,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.fixture(params=[(), WARM], ids=["spawned", "forked"])
+@pytest.fixture(params=[pytest.param((), id="spawned", marks=pytest.mark.slow), pytest.param(WARM, id="forked")])
 def backend(request: pytest.FixtureRequest) -> Iterator[ProcessBackend]:
     """A process backend that leaves nothing behind but its template: no process, no descriptor, nothing in /dev/shm."""
     ProcessBackend(preload=request.param).close()
@@ -200,7 +200,9 @@ def test_a_worker_that_is_killed_is_found_though_its_children_live_on_and_they_a
     assert ended([child])
 
 
-@pytest.mark.parametrize("preload", [(), WARM], ids=["spawned", "forked"])
+@pytest.mark.parametrize(
+    "preload", [pytest.param((), id="spawned", marks=pytest.mark.slow), pytest.param(WARM, id="forked")]
+)
 def test_a_worker_that_gives_no_sign_of_life_is_ended(preload: tuple[str, ...]) -> None:
     backend = ProcessBackend(hang_timeout=1.0, preload=preload)
     before = children()
@@ -280,7 +282,7 @@ time.sleep(60)
     ],
     ids=["idle", "asleep", "in C with the lock", "waiting for a program"],
 )
-@pytest.mark.parametrize("how", ["spawned", "forked"])
+@pytest.mark.parametrize("how", [pytest.param("spawned", marks=pytest.mark.slow), "forked"])
 def test_a_worker_dies_with_its_parent(doing: str, last_line: str, how: str, tmp_path: Path) -> None:
     with parent_script(tmp_path, doing, "60", how) as parent:
         assert parent.stdout is not None
@@ -293,7 +295,7 @@ def test_a_worker_dies_with_its_parent(doing: str, last_line: str, how: str, tmp
         assert ended(pids)
 
 
-@pytest.mark.parametrize("how", ["spawned", "forked"])
+@pytest.mark.parametrize("how", [pytest.param("spawned", marks=pytest.mark.slow), "forked"])
 def test_a_worker_dies_with_its_parent_though_a_fork_of_the_parent_lives_on(how: str, tmp_path: Path) -> None:
     """The fork holds the parent's ends of every connection."""
     with parent_script(tmp_path, "", "0.6", "fork", how) as parent:
