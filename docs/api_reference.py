@@ -78,7 +78,7 @@ def _inherited(node: ast.ClassDef) -> list[ast.stmt]:
     """What a class has from bases in modules of `core` that no page shows."""
     found: list[ast.stmt] = []
     for base in map(ast.unparse, node.bases):
-        for path in sorted((ROOT / "lzero_async" / "core").glob("*.py")):
+        for path in sorted((ROOT / "lzero_async" / "core").rglob("*.py")):
             for one in ast.parse(path.read_text()).body:
                 if isinstance(one, ast.ClassDef) and one.name == base:
                     found += [*_inherited(one), *one.body]
@@ -88,8 +88,8 @@ def _inherited(node: ast.ClassDef) -> list[ast.stmt]:
 def _taken_over(node: ast.Assign) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The function that a class takes over as a method: `run = loop.run`, of a module of `core`."""
     module, _, name = ast.unparse(node.value).partition(".")
-    path = source(f"core.{module}")
-    found = public_names(f"core.{module}").get(name) if name and path.exists() else None
+    places = [place for place in ("core", "core.keeping", "core.running") if source(f"{place}.{module}").exists()]
+    found = public_names(f"{places[0]}.{module}").get(name) if name and places else None
     return None if isinstance(found, ast.ClassDef) else found
 
 

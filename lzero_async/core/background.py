@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from lzero_async.core.coroutines import FutureWaiter
 from lzero_async.core.evaluator import EvalOwner, Job
+from lzero_async.core.keeping.parked import PAUSED, Holder, MakeWaiter
 from lzero_async.core.looking import CoordinatorView
-from lzero_async.core.parked import PAUSED, Holder, MakeWaiter
+from lzero_async.core.running.coroutines import FutureWaiter
 from lzero_async.core.weights import WeightStore
 from lzero_async.errors import GateTimeout
 from lzero_async.types import EvalContext, Waiter

@@ -12,15 +12,17 @@ from types import TracebackType
 from typing import Any, Final
 
 from lzero_async.clock import RealClock
-from lzero_async.core import batches, coroutines, loop, pausing, resume, session
+from lzero_async.core import resume
 from lzero_async.core.adaptive import AdaptiveDegree, adaptive_degree, drift_of
 from lzero_async.core.background import EvaluationStarter
-from lzero_async.core.coroutines import is_coroutine_function, run_awaitable
 from lzero_async.core.evaluator import EVAL_OVERLAPS, BackgroundEvaluator, EvalOwner
 from lzero_async.core.gate import Gate
-from lzero_async.core.gatekeeper import Gatekeeper
-from lzero_async.core.own_loop import HeldCollect, HeldTrain
-from lzero_async.core.parked import Holder
+from lzero_async.core.keeping import pausing
+from lzero_async.core.keeping.gatekeeper import Gatekeeper
+from lzero_async.core.keeping.parked import Holder
+from lzero_async.core.running import batches, coroutines, loop, session
+from lzero_async.core.running.coroutines import is_coroutine_function, run_awaitable
+from lzero_async.core.running.own_loop import HeldCollect, HeldTrain
 from lzero_async.core.settings import Adaptation, Bound, Recovery, group_of, refuse_coroutine
 from lzero_async.core.stages import (
     CollectStage,

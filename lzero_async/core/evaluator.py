@@ -11,9 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, NamedTuple, Protocol
 
-from lzero_async.core.coroutines import is_coroutine_function, running_loop
-from lzero_async.core.gatekeeper import Gatekeeper
-from lzero_async.core.parked import MakeWaiter
+from lzero_async.core.keeping.gatekeeper import Gatekeeper
+from lzero_async.core.keeping.parked import MakeWaiter
+from lzero_async.core.running.coroutines import is_coroutine_function, running_loop
 from lzero_async.core.trace import EVALUATOR, TraceWriter
 from lzero_async.errors import ConfigError, GateTimeout, Stopped, tell_refusal
 from lzero_async.threads import LoopRunner, ThreadGroup

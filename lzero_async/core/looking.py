@@ -9,7 +9,7 @@ from typing import Any
 
 from lzero_async.core.activity import RoleActivity
 from lzero_async.core.evaluator import BackgroundEvaluator
-from lzero_async.core.gatekeeper import Gatekeeper
+from lzero_async.core.keeping.gatekeeper import Gatekeeper
 from lzero_async.core.statistics import format_box
 from lzero_async.core.trace import TraceWriter
 from lzero_async.types import Clock, DegreeChange, StopSignal

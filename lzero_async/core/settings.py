@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from lzero_async.core.coroutines import is_coroutine_function
 from lzero_async.core.gate import Policy
+from lzero_async.core.running.coroutines import is_coroutine_function
 from lzero_async.errors import ConfigError
 from lzero_async.types import LearnerState
 from lzero_async.validation import duration, one_of, whole_number

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from lzero_async.core.activity import ACTIVE, WAITING
 from lzero_async.core.gate import Ticket
-from lzero_async.core.gatekeeper import Gatekeeper
-from lzero_async.core.parked import REPLAY, Holder, MakeWaiter, Parked
+from lzero_async.core.keeping.gatekeeper import Gatekeeper
+from lzero_async.core.keeping.parked import REPLAY, Holder, MakeWaiter, Parked
 from lzero_async.core.trace import EVALUATOR, LEARNER, TraceWriter, collector
 from lzero_async.core.weights import WeightStore
 from lzero_async.errors import Stopped, tell_refusal

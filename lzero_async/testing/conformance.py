@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from lzero_async.clock import RealClock
-from lzero_async.core.stopping import RunStop
+from lzero_async.core.keeping.stopping import RunStop
 from lzero_async.errors import GateTimeout, RemoteError, Stopped, WorkerDied
 from lzero_async.testing.fakes import Block
 from lzero_async.threads import ThreadGroup

@@ -12,8 +12,8 @@ import pytest
 
 from lzero_async.clock import RealClock
 from lzero_async.core.gate import Gate
-from lzero_async.core.gatekeeper import Gatekeeper
-from lzero_async.core.parked import Parked
+from lzero_async.core.keeping.gatekeeper import Gatekeeper
+from lzero_async.core.keeping.parked import Parked
 from lzero_async.errors import GateTimeout, Stopped
 
 frontrun = pytest.importorskip("frontrun")

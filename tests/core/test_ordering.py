@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from benchmarks.under_lock import full_queue, put
 from lzero_async.clock import RealClock
 from lzero_async.core.gate import Gate, Ticket
-from lzero_async.core.gatekeeper import Gatekeeper
-from lzero_async.core.parked import Parked
+from lzero_async.core.keeping.gatekeeper import Gatekeeper
+from lzero_async.core.keeping.parked import Parked
 
 
 class SimpleGate(Gate):

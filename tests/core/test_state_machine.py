@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lzero_async import AsyncTrainingCoordinator, Bound, GateTimeout, Stopped
 from lzero_async.core.gate import Ticket
-from lzero_async.core.parked import REPLAY, Holder, Parked
+from lzero_async.core.keeping.parked import REPLAY, Holder, Parked
 
 POLICIES = ("wait", "drop", "allow")
 pytestmark = pytest.mark.filterwarnings("ignore:num_collectors")

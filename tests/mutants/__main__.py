@@ -61,10 +61,17 @@ AREAS: Final = {
     "gate": Area("lzero_async", ("/gate.py", "/core/account.py"), _CORE),
     "gatekeeper": Area(
         "lzero_async",
-        ("/gatekeeper.py", "/core/serving.py", "/core/mending.py", "/core/parked.py", "/core/stopping.py", "/shell.py"),
+        (
+            "/gatekeeper.py",
+            "/core/keeping/serving.py",
+            "/core/keeping/mending.py",
+            "/core/keeping/parked.py",
+            "/core/keeping/stopping.py",
+            "/shell.py",
+        ),
         _CORE,
     ),
-    "loop": Area("lzero_async", ("/loop.py", "/core/session.py", "/core/collectors.py"), _CORE),
+    "loop": Area("lzero_async", ("/loop.py", "/core/running/session.py", "/core/running/collectors.py"), _CORE),
     "resume": Area("lzero_async", ("/resume.py",), _CORE),
     "parcels": Area(
         "lzero_async", ("/parcels.py",), ("test_parcels", "test_weights", "test_backends", "test_parcel_stress")

@@ -32,7 +32,7 @@ def reaches(text: str) -> list[str]:
             words = [word.value for word in node.args if isinstance(word, ast.Constant)]
             if any(KEEPERS & set(str(word).split(".")) for word in words):
                 found.append(ast.unparse(node))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith("core.gatekeeper"):
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith(".gatekeeper"):
             found.append(ast.unparse(node))
     return found
 
@@ -58,7 +58,7 @@ def test_nor_do_the_documents() -> None:
         "getattr(coordinator, '_keeper').data",
         "trainer.coordinator.gate",
         "operator.attrgetter('_keeper.gate')",
-        "from lzero_async.core.gatekeeper import Gatekeeper",
+        "from lzero_async.core.keeping.gatekeeper import Gatekeeper",
     ],
 )
 def test_such_a_reach_is_found(text: str) -> None:

@@ -546,7 +546,7 @@ PROGRAM = """
 import os, signal, sys, threading, warnings
 from lzero_async.telemetry.terminal.live import make_progress
 from lzero_async.runs.run_dir import exit_code
-from lzero_async.core.signals import OrderlyStop
+from lzero_async.core.running.signals import OrderlyStop
 from tests.telemetry.test_live import at
 
 def run():

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lzero_async.core.gate import Ticket
-from lzero_async.core.mending import Mending
-from lzero_async.core.parked import ANYBODY, Holder, MakeWaiter, Parked
+from lzero_async.core.keeping.mending import Mending
+from lzero_async.core.keeping.parked import ANYBODY, Holder, MakeWaiter, Parked
 from lzero_async.errors import GateTimeout, Stopped
 from lzero_async.types import Waiter
 

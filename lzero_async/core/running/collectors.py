@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lzero_async.core.session import Session
+from lzero_async.core.running.session import Session
 from lzero_async.core.settings import refuse_coroutine
 from lzero_async.errors import ConfigError, Stopped
 from lzero_async.threads import LoopRunner

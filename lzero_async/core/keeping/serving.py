@@ -10,10 +10,10 @@ from typing import Any
 
 from lzero_async.core.activity import Activity
 from lzero_async.core.gate import Gate, Ticket
-from lzero_async.core.parked import PAUSED, REPLAY, Holder, Parked
-from lzero_async.core.pausing import Pauses
+from lzero_async.core.keeping.parked import PAUSED, REPLAY, Holder, Parked
+from lzero_async.core.keeping.pausing import Pauses
+from lzero_async.core.keeping.stopping import RunStop
 from lzero_async.core.statistics import Recorder
-from lzero_async.core.stopping import RunStop
 from lzero_async.errors import Stopped
 from lzero_async.types import Clock
 

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from lzero_async.core.coroutines import is_coroutine_function
 from lzero_async.core.evaluator import EvalOwner
-from lzero_async.core.parked import Holder
-from lzero_async.core.signals import OrderlyStop
+from lzero_async.core.keeping.parked import Holder
+from lzero_async.core.running.coroutines import is_coroutine_function
+from lzero_async.core.running.signals import OrderlyStop
 from lzero_async.core.stages import Stage
 from lzero_async.errors import GateTimeout, LzeroAsyncError, tell_refusal
 from lzero_async.threads import LoopRunner

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lzero_async.core.parked import Holder, Nobody, Parked
-from lzero_async.core.serving import Serving
+from lzero_async.core.keeping.parked import Holder, Nobody, Parked
+from lzero_async.core.keeping.serving import Serving
 
 
 class Mending(Serving):

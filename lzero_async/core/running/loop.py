@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from lzero_async.core.collectors import Collect, CollectorSession
-from lzero_async.core.coroutines import is_coroutine_function, running_loop
 from lzero_async.core.evaluator import Scores
-from lzero_async.core.session import GRACE
+from lzero_async.core.running.collectors import Collect, CollectorSession
+from lzero_async.core.running.coroutines import is_coroutine_function, running_loop
+from lzero_async.core.running.session import GRACE
 from lzero_async.core.settings import refuse_coroutine
 from lzero_async.errors import ConfigError, GateTimeout, Stopped
 from lzero_async.threads import LoopRunner

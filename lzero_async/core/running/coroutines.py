@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lzero_async.clock import RealClock
 from lzero_async.core.gate import Ticket
-from lzero_async.core.parked import MakeWaiter, Parked
+from lzero_async.core.keeping.parked import MakeWaiter, Parked
 from lzero_async.errors import ConfigError
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import Clock, RunResult

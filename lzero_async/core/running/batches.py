@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from lzero_async.core.collectors import Collect, CollectorSession
-from lzero_async.core.coroutines import is_coroutine_function, running_loop
-from lzero_async.core.own_loop import HeldTrain
-from lzero_async.core.session import GRACE
+from lzero_async.core.running.collectors import Collect, CollectorSession
+from lzero_async.core.running.coroutines import is_coroutine_function, running_loop
+from lzero_async.core.running.own_loop import HeldTrain
+from lzero_async.core.running.session import GRACE
 from lzero_async.errors import ConfigError, GateTimeout, Stopped
 from lzero_async.types import Batch
 from lzero_async.validation import time_limit

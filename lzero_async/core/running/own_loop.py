@@ -7,9 +7,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from lzero_async.core.coroutines import enter_awaiting, leave_awaiting
 from lzero_async.core.gate import Ticket
-from lzero_async.core.parked import Parked
+from lzero_async.core.keeping.parked import Parked
+from lzero_async.core.running.coroutines import enter_awaiting, leave_awaiting
 from lzero_async.core.stages import CollectStage, Stage, TrainStage, block
 from lzero_async.errors import LzeroAsyncError
 from lzero_async.types import Batch, CollectContext, Snapshot, StopSignal

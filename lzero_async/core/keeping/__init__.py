@@ -1,0 +1,1 @@
+"""The gatekeeper: the only lock around the gate, who waits at it, pauses and stops."""
