@@ -45,7 +45,7 @@ def read_state(state: Any, batches: Sequence[Any] | None) -> SavedState:
 def _by_id(gate: Mapping[str, Any], data: Sequence[Any]) -> dict[int, Any]:
     try:
         ids, given = [int(ticket[0]) for ticket in gate["waiting"]], len(data)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"The saved state of the gate cannot be read ({error!r}); use another checkpoint.") from error
     if given != len(ids):
         raise ConfigError(f"The state has {len(ids)} waiting batches, but {given} were given; give one for each.")

@@ -120,6 +120,15 @@ def test_a_damaged_state_of_a_gate(case: dict[str, Any], seed: int, changes: lis
         go_on(fresh, draw, 40)
 
 
+def test_the_number_of_a_batch_is_finite() -> None:
+    coordinator = AsyncTrainingCoordinator(2)
+    coordinator.run_collect(lambda: 1)
+    state = coordinator.state_dict(with_batches=True)
+    state["gate"]["waiting"][0][0] = float("inf")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        AsyncTrainingCoordinator(2).load_state_dict(state)
+
+
 @settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 10**6), number=st.integers(0, 10**6), value=st.sampled_from(VALUES))
 def test_a_damaged_state_of_a_coordinator(seed: int, number: int, value: Any) -> None:
