@@ -24,7 +24,7 @@ from hypothesis.extra import numpy as hnp
 from lzero_async.errors import ConfigError
 from lzero_async.runs import checkpoint
 from lzero_async.runs.checkpoint import CheckpointKind
-from lzero_async.runs.packing import pack, unpack
+from lzero_async.runs.checkpoint.packing import pack, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 KIND = CheckpointKind("lzero-async.test", 7, "Test")
@@ -417,7 +417,7 @@ def test_an_older_format_is_refused_in_one_sentence(
 
 def test_a_state_that_changes_while_it_is_saved_is_still_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is summed is what is written."""
-    from lzero_async.runs import tensor_file
+    from lzero_async.runs.checkpoint import tensor_file
 
     array, write_pieces = np.zeros(3_000_000, np.uint8), tensor_file._write_pieces
 

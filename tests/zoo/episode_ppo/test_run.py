@@ -670,7 +670,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_a_whole_checkpoin
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lzero_async.runs.tensor_file import write
+    from lzero_async.runs.checkpoint.tensor_file import write
 
     written: list[Any] = []
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.tensor_file import Entry
+from lzero_async.runs.checkpoint.tensor_file import Entry
 
 BODY: Final = "body"
 MAX_DEPTH: Final = 100

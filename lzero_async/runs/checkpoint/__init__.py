@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from lzero_async.errors import ConfigError
-from lzero_async.runs.packing import BODY, pack, unpack
-from lzero_async.runs.tensor_file import Damaged, TensorFile, write
+from lzero_async.runs.checkpoint.packing import BODY, pack, unpack
+from lzero_async.runs.checkpoint.tensor_file import Damaged, TensorFile, write
 
 _numbers: Final = itertools.count(1)  # of the files that this process writes
 LAYOUT: Final = 2  # of every application's files: how a state becomes one
