@@ -35,6 +35,7 @@ from lzero_async import (
 )
 from lzero_async.testing import CollectorRole, EvaluatorRole, Interrupted, LearnerRole
 from lzero_async.workers.backend import make_backend
+from lzero_async.workers.template import close_idle
 from tests.process_tools import children, ended
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,6 +220,7 @@ def _nothing_is_left(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     gc.collect()
     before, threads, opened = children(), threading.active_count(), len(os.listdir("/proc/self/fd"))
     yield
+    close_idle()
     gc.collect()
     assert children() <= before
     assert threading.active_count() <= threads
