@@ -1,1 +1,3 @@
 """Simulations of the pipeline on the real gate."""
+
+__all__ = ["distributions", "pipeline"]

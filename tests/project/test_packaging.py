@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -361,3 +362,45 @@ def test_the_public_names_are_pinned() -> None:
     assert len(lzero_async.__all__) <= 20
     for name in lzero_async.__all__:
         assert getattr(lzero_async, name).__doc__
+
+
+PUBLIC = {  # the modules of a package that applications may use; everything else may change
+    "core": {"weights"},
+    "workers": {"backend", "calls", "parcels", "step_watch"},
+    "telemetry": {"quantities", "sinks", "terminal", "utilisation", "view"},
+    "telemetry.terminal": {"progress"},
+    "runs": {
+        "application", "applications", "checkpoint", "checks", "folder_lock", "options", "policy", "program", "role_set",
+        "run_dir", "scored", "soundness", "summary",
+    },
+    "simulate": {"distributions", "pipeline"},
+    "tools": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_public_modules_of_a_package_are_pinned(package: str) -> None:
+    assert set(importlib.import_module(f"lzero_async.{package}").__all__) == PUBLIC[package]
+
+
+def test_zoo_and_examples_import_only_what_packages_list() -> None:
+    found = []
+    for path in [*(ROOT / "zoo").rglob("*.py"), *(ROOT / "docs" / "examples").rglob("*.py")]:
+        for name in library_imports(path):
+            parts = name.split(".")[1:]
+            for depth, part in enumerate(parts):
+                package = ".".join(parts[:depth])
+                if part.startswith("_") or (package in PUBLIC and part not in PUBLIC[package]):
+                    found.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert found == []
+
+
+def library_imports(path: Path) -> set[str]:
+    """What a file imports of the library, with the imported names."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "lzero_async":
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "lzero_async"}
+    return names

@@ -1,1 +1,3 @@
 """What a terminal shows of a run."""
+
+__all__ = ["progress"]
