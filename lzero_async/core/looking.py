@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,15 +27,20 @@ class CoordinatorView:
 
     def can_collect(self) -> bool:
         """Whether a collect could start now."""
-        keeper = self._keeper
-        with keeper.lock:
-            return not keeper.signal.is_set() and not keeper.pauses.count and keeper.gate.collect_rule() is None
+        return self._could_start(self._keeper.gate.collect_rule)
 
     def can_train(self) -> bool:
         """Whether a batch could be trained now."""
+        return self._could_start(self._keeper.gate.train_rule)
+
+    def _could_start(self, rule: Callable[[], str | None]) -> bool:
         keeper = self._keeper
-        with keeper.lock:
-            return not keeper.signal.is_set() and not keeper.pauses.count and keeper.gate.train_rule() is None
+        try:
+            with keeper.lock:
+                return not keeper.signal.is_set() and not keeper.pauses.count and rule() is None
+        except BaseException:  # an interrupt, which may have left it locked
+            keeper.unlock()
+            raise
 
     @property
     def collect_count(self) -> int:

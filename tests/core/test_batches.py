@@ -292,6 +292,16 @@ def start(kind: str, number: int, folder: Any, **fate: int) -> tuple[Any, list[W
     return backend, [backend.start(f"collector {i}", PlayerFactory(i, str(folder), **fate)) for i in range(number)]
 
 
+def test_a_worker_is_told_the_version_of_the_weights_that_it_gets(tmp_path: Any) -> None:
+    """Weights are published a moment before the train that made them is counted; a collect may start in between."""
+    backend, workers = start("thread", 1, tmp_path)
+    with AsyncTrainingCoordinator(1, get_weights=lambda: {"of": 0}) as coordinator:
+        coordinator.weights.publish({"of": 1}, 1)
+        with coordinator.batches(workers, timeout=10.0) as loop:
+            assert next(loop).data == (0, 1, {"of": 1})
+    backend.close()
+
+
 @pytest.mark.parametrize("kind", ["inline", "thread", "process"])
 @pytest.mark.parametrize("form", ["run", "batches"])
 def test_workers_collect_with_the_version_and_the_weights_of_their_context(kind: str, form: str, tmp_path: Any) -> None:
@@ -302,7 +312,7 @@ def test_workers_collect_with_the_version_and_the_weights_of_their_context(kind:
     seen: list[tuple[int, int, Any]] = []
 
     def train(batch: Any) -> None:
-        assert batch.version == batch.data[1]
+        assert batch.version <= batch.data[1]  # newer by a hair, at most
         seen.append(batch.data)
         weights["w"] += 1
 
@@ -318,7 +328,7 @@ def test_workers_collect_with_the_version_and_the_weights_of_their_context(kind:
         for worker in workers:
             worker.close()
     assert {number for number, _, _ in seen} <= set(range(number))
-    assert all(version <= state["w"] for _, version, state in seen)  # newer by a hair, at most
+    assert all(version == state["w"] for _, version, state in seen)
 
 
 @pytest.mark.parametrize("form", ["run", "batches"])

@@ -111,7 +111,8 @@ def alone(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
 def in_blocks(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
     """The same, as `with` blocks."""
     for _ in range(ROUNDS):
-        if not coordinator.collect_train_lag:
+        if not coordinator.can_train():
+            coordinator.can_collect()
             with coordinator.collecting(timeout=LIMIT) as ticket:
                 context = CollectContext(ticket.worker, ticket.id, ticket.version, ticket.snapshot, ticket.stop)
                 ticket.data = ledger.collect(context)

@@ -147,6 +147,15 @@ def test_a_block_that_nobody_left_gives_back_what_it_holds() -> None:
         train(coordinator)
 
 
+def test_a_blocks_report_outlives_what_another_thread_asks_for() -> None:
+    with AsyncTrainingCoordinator(2) as coordinator:
+        collect(coordinator)
+        with coordinator.training():
+            coordinator.report(TrainReport(sample_age_mean=2.0, sample_age_max=3.0))
+            coordinator.training()  # made, and not entered yet
+        assert coordinator.get_statistics()["sample_age_max"] == 3.0
+
+
 def test_a_blocks_report_moves_an_adaptive_degree() -> None:
     adaptation = Adaptation(max_degree=8, drift_threshold=0.5)
     with AsyncTrainingCoordinator(8, adaptation=adaptation) as coordinator:

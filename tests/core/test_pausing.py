@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lzero_async import AsyncTrainingCoordinator, ConfigError, GateTimeout, RunResult, Stopped
+from lzero_async import AsyncTrainingCoordinator, ConfigError, GateTimeout, LzeroAsyncError, RunResult, Stopped
 from lzero_async.errors import CoordinatorClosed
 from lzero_async.testing import FakeCollector, FakeEvaluator, FakeLearner, VirtualClock
 from lzero_async.threads import ThreadGroup
@@ -305,3 +305,47 @@ def test_a_pause_from_another_thread_holds_for_all() -> None:
         over.set()
         coordinator.run_collect(dict, timeout=20.0)
         assert threads.join(20.0) == [] and threads.failures == []
+
+
+def test_a_pause_in_the_block_that_trains_is_refused() -> None:
+    """It would wait for the end of that block, for ever."""
+    with AsyncTrainingCoordinator(1) as coordinator:
+        refused = pytest.raises(LzeroAsyncError, match="A block of this thread trains")
+        for _ in coordinator.batches(lambda context: "data", max_train=2):
+            with refused, coordinator.paused():
+                pass
+        coordinator.run_collect(lambda: "data")
+        with coordinator.training(), refused, coordinator.paused():
+            pass
+        assert coordinator.train_count == 3
+        with coordinator.paused(timeout=10.0):
+            assert not coordinator.can_collect()
+        assert coordinator.can_collect()
+
+
+def test_a_pause_that_is_over_ends_no_later_one() -> None:
+    """Its object goes while another thread has the lock; the next one may get the same number."""
+    with AsyncTrainingCoordinator(1) as coordinator:
+        locked, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with coordinator._keeper.lock:
+                locked.set()
+                go_on.wait(10.0)
+
+        with coordinator.paused():
+            first = coordinator.paused()
+            with first:
+                pass
+            holder = threading.Thread(target=hold)
+            holder.start()
+            assert locked.wait(10.0)
+            del first
+            later = coordinator.paused()
+            go_on.set()
+            holder.join()
+            later.__enter__()
+            coordinator.set_degree(2)  # settles
+        assert not coordinator.can_collect()
+        later.__exit__(None, None, None)
+        assert coordinator.can_collect()

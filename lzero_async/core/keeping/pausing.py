@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from lzero_async.errors import GateTimeout
+from lzero_async.errors import GateTimeout, LzeroAsyncError
 from lzero_async.types import Waiter
 from lzero_async.validation import time_limit
 
@@ -91,6 +92,7 @@ class Pause:
 
     def _resume(self) -> None:
         self._coordinator._keeper.resume(id(self))
+        self._begun = False  # or, when this object is gone, what has its number next would be resumed
         self._coordinator.threads.nudge()  # who watches the time looks again
 
     def __del__(self) -> None:
@@ -101,6 +103,10 @@ class Pause:
 
     def _pause(self) -> None:
         coordinator, keeper, timeout = self._coordinator, self._coordinator._keeper, self._timeout
+        if coordinator._parts.block_of == threading.get_ident():
+            raise LzeroAsyncError(
+                "A block of this thread trains, and a pause would wait for its end; pause after it, or in another thread."
+            )
         deadline = None if timeout is None else coordinator.clock.now() + timeout
         self._begun = True
         keeper.pause(id(self))

@@ -129,8 +129,8 @@ class CollectorSession(Session):
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def _collect_by_worker(self, context: CollectContext) -> Any:
-        state = None if context.snapshot is None else context.snapshot.state
-        return self.workers[context.worker].call("collect", context.version, state, stop=context.stop)
+        version, state = context.snapshot or (context.version, None)  # it may be newer by a hair than the ticket
+        return self.workers[context.worker].call("collect", version, state, stop=context.stop)
 
     def _revive(self, number: int, error: Exception) -> None:
         """After the pause: restart a worker that has died, and wait for it without a ticket, which others would wait for."""

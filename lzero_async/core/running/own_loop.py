@@ -131,7 +131,6 @@ class HeldTrain(Held[Batch]):
     def __init__(self, stage: TrainStage, timeout: float | None) -> None:
         super().__init__(stage, timeout)
         stage.retries = 0  # a block cannot be run again
-        stage.parts.report = None
 
     def __enter__(self) -> Batch:
         batch = super().__enter__()
@@ -143,6 +142,7 @@ class HeldTrain(Held[Batch]):
         super().__exit__(kind, error, tb)
 
     def _given(self) -> Batch:
+        self._stage.parts.report = None  # of a block that raised
         batch: Batch = self._stage.context()
         return batch
 
