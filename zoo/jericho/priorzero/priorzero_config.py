@@ -22,13 +22,13 @@ Four examples:
     policy_config.update(off_policy_degree=50, async_eval=True)     # aggressive, evaluation in the background
     policy_config.update(off_policy_degree=-1, async_eval=True)     # automatic
 
-Recommended settings:
+Recommended settings (docs/choosing-the-degree.md has the measurements: in the same time degree 2 scored best here, 8 no better):
 
-    purpose                     off_policy_degree   async_eval
-    debugging                   0                   False
-    production, conservative    5 to 10             False
-    production, aggressive      20 to 50            True
-    maximum throughput          -1                  True
+    purpose                                  off_policy_degree   async_eval
+    debugging, baselines, exact repeats      0                   False
+    training: start here                     2                   True
+    uneven stages, several collectors        4 to 8              True
+    as much as the buffer can bear           -1                  True
 """
 
 from __future__ import annotations
