@@ -134,7 +134,7 @@ class CheapCollector:
 
 def random_episodes(rng: np.random.Generator, features: int, slots: int) -> list[Any]:
     """Episodes of the right shapes, of lengths that vary by a quarter; every other one was ended by the game."""
-    from zoo.jericho.priorzero.play.episodes import Episode
+    from zoo.jericho.priorzero.play.open_game import Episode
 
     episodes = []
     for number in range(EPISODES):

@@ -96,7 +96,7 @@ def _config(features: int) -> Any:
 
 
 def _episode(vectors: np.ndarray, rest: tuple[list[int], list[float], list[int]]) -> Any:
-    from zoo.jericho.priorzero.play.episodes import Episode
+    from zoo.jericho.priorzero.play.open_game import Episode
 
     actions, rewards, counts = rest
     masks = np.zeros((len(actions) + 1, SLOTS), np.int8)

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from lzero_async.errors import DESCRIPTOR, TOO_MANY_FILES, SystemRefused, tell_refusal
-from lzero_async.workers.parcels import Lease, Packed, Parcel, RegionPool, dumps, loads
+from lzero_async.workers.parcels import Packed, Parcel, dumps, loads
+from lzero_async.workers.regions import Lease, RegionPool
 
 _HEAD: Final = struct.Struct("<QI")
 _DESCRIPTORS_AT_ONCE: Final = 64

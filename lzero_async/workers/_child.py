@@ -23,7 +23,7 @@ from lzero_async.threads import ThreadGroup
 from lzero_async.workers._bootstrap import Stops, build_role, send_logs
 from lzero_async.workers._channel import Message, Wire, WireClosed
 from lzero_async.workers.calls import pack_error
-from lzero_async.workers.parcels import RegionPool
+from lzero_async.workers.regions import RegionPool
 from lzero_async.workers.step_watch import EXIT_STUCK, leave_by
 
 

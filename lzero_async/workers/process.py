@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import os
@@ -18,21 +17,20 @@ from functools import partial
 from typing import Any, Final
 
 from lzero_async.clock import RealClock
-from lzero_async.errors import TOO_MANY_FILES, LzeroAsyncError, WorkerDied, WorkerStuck, out_of_files, tell_refusal
+from lzero_async.errors import LzeroAsyncError, WorkerDied, WorkerStuck, out_of_files, tell_refusal
 from lzero_async.threads import ThreadGroup
 from lzero_async.types import StopSignal
 from lzero_async.validation import duration
-from lzero_async.workers import _child
 from lzero_async.workers._bootstrap import specification
 from lzero_async.workers._channel import Message, Wire, WireClosed, WireStalled
 from lzero_async.workers.backend import Factory, Worker, close_all
 from lzero_async.workers.calls import PackedError, Patience, Signal, unpack_error
-from lzero_async.workers.parcels import RegionPool
+from lzero_async.workers.launching import allow_descriptors, how_it_ended, kill, last_words, launch, remedy
+from lzero_async.workers.regions import RegionPool
 from lzero_async.workers.supervision import Deliveries, LivingWorker
-from lzero_async.workers.template import Process, Template, acquire, gpu_in_reach, release, spawn
+from lzero_async.workers.template import Process, acquire, gpu_in_reach, release
 
 log = logging.getLogger("lzero_async")
-_TAIL: Final = 400  # characters of a dead worker's last words
 _GRACE: Final = 10.0  # seconds for a process to end after its connection
 _BEGIN: Final = 30.0  # seconds for a new process to give its first sign of life
 _MOMENT: Final = 0.1  # seconds for threads that were told to end
@@ -47,7 +45,7 @@ class ProcessBackend:
 
     def __init__(self, *, hang_timeout: float = 60.0, preload: Sequence[str] = ()) -> None:
         self._hang_timeout = duration("hang_timeout", hang_timeout)
-        _allow_descriptors()
+        allow_descriptors()
         self._template = acquire(["lzero_async.workers._child", *preload]) if preload and not gpu_in_reach() else None
         self._threads = ThreadGroup(RealClock(), "lzero-link")
         self._pool = RegionPool()
@@ -65,8 +63,8 @@ class ProcessBackend:
     ) -> Worker:
         """See `Backend.start`."""
         spec = {**specification(name, factory), "heartbeat": self._hang_timeout / 6, "parent": os.getpid()}
-        launch = partial(_launch, self._template, dict(environment or {}), output)
-        new_life = partial(_Life, name, spec, launch, output, self._hang_timeout, self._pool, on_event)
+        launched = partial(launch, self._template, dict(environment or {}), output)
+        new_life = partial(_Life, name, spec, launched, output, self._hang_timeout, self._pool, on_event)
         worker = LivingWorker(name, new_life, self._threads)
         self._workers.append(worker)
         return worker
@@ -144,13 +142,13 @@ class _Life:
                 theirs.callback(os.close, their_lifeline)
                 self.process = launch([their_end.fileno(), their_lifeline])
             opened.callback(self.process.wait)
-            opened.callback(_kill, self.process)  # the last one is undone first
+            opened.callback(kill, self.process)  # the last one is undone first
             self._ended = os.pidfd_open(self.process.pid) if hasattr(os, "pidfd_open") else -1
         except OSError as error:
             if error.filename == self._output and not out_of_files(error):
                 raise  # about the folder that it is to write into
             tell_refusal(error)
-            raise LzeroAsyncError(f"{self.name} cannot be started: {_remedy(error)}") from error
+            raise LzeroAsyncError(f"{self.name} cannot be started: {remedy(error)}") from error
         self._wire = Wire(ours, pool)
         self._wire.limit(hang_timeout)
 
@@ -224,7 +222,7 @@ class _Life:
         """Kill the process, if it has not ended, for this reason."""
         with self._lock:
             self.death = self.death or why
-        _kill(self.process)
+        kill(self.process)
         self._gone.wait(self._hang_timeout)  # not for ever: a process that waits for a dead disk cannot be ended
 
     def abandon(self) -> None:
@@ -266,12 +264,12 @@ class _Life:
             if why is not None:
                 with self._lock:
                     self.death = self.death or why
-                _kill(self.process)
+                kill(self.process)
             code = self._reap()
             with self._lock:
-                self.death = self.death or self._stuck or _how_it_ended(code)
+                self.death = self.death or self._stuck or how_it_ended(code)
                 silent = bool(self._stuck) or code in (0, -signal.SIGKILL)
-                if not silent and (said := _last_words(self._output, self._output_from)):
+                if not silent and (said := last_words(self._output, self._output_from)):
                     self.death += f"; its last words: {said}"
         finally:
             with self._lock:
@@ -349,74 +347,5 @@ class _Life:
         """Before it is reaped its number is its own, so this ends what it started and left, too."""
         if self._ended >= 0 and not self._has_ended(self._hang_timeout):
             raise TimeoutError(f"{self.pid} cannot be ended")
-        _kill(self.process)
+        kill(self.process)
         return self.process.wait()
-
-
-def _launch(template: Template | None, environment: dict[str, str], output: str, files: list[int]) -> Process:
-    """A new process of a worker, with these two open files: forked if that can be done, else spawned."""
-    variables = {**os.environ, **environment}
-    file = open(output, "ab") if output else None  # noqa: SIM115
-    try:
-        # Libraries read variables when they are imported; of the number of threads they are told.
-        if template is not None and all(name.endswith("_NUM_THREADS") for name in environment):
-            with open(os.devnull) as nothing:
-                streams = (nothing.fileno(), *((1, 2) if file is None else (file.fileno(),) * 2))
-                forked = template.fork((_child.__name__, "main"), files=files, environment=variables, streams=streams)
-            if forked is not None:
-                return forked
-        return spawn("_child", files, variables, None if file is None else file.fileno())
-    finally:
-        if file is not None:
-            file.close()
-
-
-def _remedy(error: OSError) -> str:
-    """What is wrong, and what to do about it."""
-    if out_of_files(error):
-        return TOO_MANY_FILES
-    if error.errno == errno.EAGAIN:
-        return "no more processes are allowed: raise the limit (ulimit -u), or use fewer workers."
-    if error.errno == errno.ENOMEM:
-        return "there is not enough memory for another process: use fewer workers."
-    place = f" {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{place}."
-
-
-def _kill(process: Process) -> None:
-    """End the process and whatever it started in its session."""
-    if process.returncode is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # it has ended; its number may be somebody else's by now
-            return
-
-
-def _allow_descriptors() -> None:
-    """As many open files as the system lets us have: every parcel that waits is one."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:  # most of the real-time signals have no name
-        return f"was ended by signal {-code}"
-
-
-def _last_words(output: str, start: int) -> str:
-    """The end of what a process wrote into a file that it began at `start`."""
-    if not output:
-        return ""
-    try:
-        with open(output, "rb") as file:
-            file.seek(max(start, os.path.getsize(output) - _TAIL))
-            return file.read().decode(errors="replace").strip()
-    except OSError:
-        return ""

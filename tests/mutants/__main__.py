@@ -74,7 +74,9 @@ AREAS: Final = {
     "loop": Area("lzero_async", ("/loop.py", "/core/running/session.py", "/core/running/collectors.py"), _CORE),
     "resume": Area("lzero_async", ("/resume.py",), _CORE),
     "parcels": Area(
-        "lzero_async", ("/parcels.py",), ("test_parcels", "test_weights", "test_backends", "test_parcel_stress")
+        "lzero_async",
+        ("/parcels.py", "/workers/regions.py"),
+        ("test_parcels", "test_weights", "test_backends", "test_parcel_stress"),
     ),
     "search": Area("zoo/jericho/priorzero", (), ("priorzero/test_search",)),
     "replay": Area("zoo/jericho/priorzero", (), ("priorzero/test_learner",)),

@@ -15,7 +15,7 @@ import pytest
 
 from lzero_async import AsyncTrainingCoordinator, ConfigError, Parcel, Worker, WorkerDied, make_backend
 from lzero_async.testing import ScriptedRole
-from lzero_async.workers import parcels
+from lzero_async.workers import regions
 from lzero_async.workers.calls import CallStop
 from tests.workers.parcel_stress import COMBINATIONS, CutOff, alarm, run_owner
 
@@ -40,7 +40,7 @@ def test_every_combination_without_ray_has_its_owner() -> None:
 def test_nobody_ever_finds_a_wrong_array(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With memory that is overwritten as soon as it counts as free."""
     monkeypatch.setenv("LZERO_ASYNC_POISON_PARCELS", "1")  # of workers
-    monkeypatch.setattr(parcels, "POISON", True)
+    monkeypatch.setattr(regions, "POISON", True)
     check_owner(owner, 185, seed=1)
 
 

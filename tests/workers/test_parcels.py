@@ -23,16 +23,17 @@ import pytest
 from lzero_async import Parcel, Worker, make_backend
 from lzero_async.core.weights import WeightStore
 from lzero_async.testing import ScriptedRole
-from lzero_async.workers import parcels
+from lzero_async.workers import parcels, regions
 from lzero_async.workers._channel import Wire, WireClosed
-from lzero_async.workers.parcels import KEPT_REGIONS, SMALL, WATCHED_REGIONS, RegionPool, Stored
+from lzero_async.workers.parcels import SMALL, Stored
+from lzero_async.workers.regions import KEPT_REGIONS, WATCHED_REGIONS, RegionPool
 
 BIG = 100_000
 
 
 def descriptors() -> int:
     """Open sockets and anonymous files, without those that wait to be read again."""
-    parcels._windows.clear()
+    regions._windows.clear()
     gc.collect()
     found = 0
     for name in os.listdir("/proc/self/fd"):
@@ -215,8 +216,8 @@ def test_what_fails_half_way_holds_no_memory(pair: Pair) -> None:
 
 def test_garbage_does_not_hold_more_and_more_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays in cycles wait for the garbage collector, which does not know how large they are."""
-    monkeypatch.setattr(parcels, "_PRESSURE", 10 * BIG)
-    monkeypatch.setattr(parcels, "_pressure", parcels._Pressure())
+    monkeypatch.setattr(regions, "_PRESSURE", 10 * BIG)
+    monkeypatch.setattr(regions, "_pressure", regions._Pressure())
     gc.disable()
     try:
         most = 0
@@ -231,9 +232,9 @@ def test_garbage_does_not_hold_more_and_more_memory(pair: Pair, monkeypatch: pyt
 
 def test_what_is_held_costs_few_looks_for_garbage(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    monkeypatch.setattr(parcels, "_PRESSURE", 10 * BIG)
-    monkeypatch.setattr(parcels, "_pressure", parcels._Pressure())
-    monkeypatch.setattr(parcels.gc, "collect", lambda: looks.append(1))
+    monkeypatch.setattr(regions, "_PRESSURE", 10 * BIG)
+    monkeypatch.setattr(regions, "_pressure", regions._Pressure())
+    monkeypatch.setattr(regions.gc, "collect", lambda: looks.append(1))
     kept = [pair.bring(Parcel(filled(number))).open() for number in range(100)]
     assert len(looks) == 4  # at 11, 22, 44 and 88
     assert [set(array) for array in kept] == [{number} for number in range(100)]
@@ -421,11 +422,11 @@ def test_what_the_maker_opens_of_its_own_parcel_stays_as_it_is(pair: Pair) -> No
 
 
 def test_freed_memory_is_poisoned_if_a_test_wants_that(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "POISON", True)
+    monkeypatch.setattr(regions, "POISON", True)
     kept = pair.bring(Parcel(filled(1))).open()
     made = Parcel(filled(2))
     pair.bring(made)
-    without_lease = parcels._opened_anew(made._lease.descriptor)
+    without_lease = regions._opened_anew(made._lease.descriptor)
     early = np.frombuffer(mmap.mmap(without_lease.descriptor, BIG, access=mmap.ACCESS_READ), np.uint8)
     assert pair.maker_pool.regions == (2, 0)
     assert set(early) == {2}
@@ -437,7 +438,7 @@ def test_freed_memory_is_poisoned_if_a_test_wants_that(pair: Pair, monkeypatch: 
 
 def test_without_the_kernels_word_no_region_is_used_twice(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """As elsewhere than on Linux."""
-    monkeypatch.setattr(parcels, "kernel_counts", lambda: False)
+    monkeypatch.setattr(regions, "kernel_counts", lambda: False)
     kept = []
     for byte in range(20):
         parcel = pair.bring(Parcel(filled(byte)))
@@ -602,12 +603,12 @@ def read(parcel):
     return sorted(map(str, seen))
 """
 REUSE_AT_ONCE = """
-from lzero_async.workers import parcels
-def take(pool, size, regions={}):
-    region = regions.setdefault(size, None) or parcels._Region(1 << 22)
-    regions[size] = region
+from lzero_async.workers import regions
+def take(pool, size, made={}):
+    region = made.setdefault(size, None) or regions._Region(1 << 22)
+    made[size] = region
     return region, region.give_away()
-parcels.RegionPool._take = take
+regions.RegionPool._take = take
 """
 
 
@@ -682,7 +683,7 @@ def test_what_is_read_cannot_be_changed_and_costs_no_new_mapping() -> None:
         assert pool.regions == (1, 0)  # the array is still held
         del value
         assert pool.regions == (0, 1)  # though the memory is still mapped
-        maps.append(set(parcels._windows))
+        maps.append(set(regions._windows))
     assert maps[0] == maps[1] == maps[2]  # one region, mapped once
     pool.close()
 

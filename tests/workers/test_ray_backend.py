@@ -26,7 +26,7 @@ from lzero_async.testing import ScriptedRole, conformance
 from lzero_async.testing.fakes import Block
 from lzero_async.validation import role_resources
 from lzero_async.workers.calls import CallStop
-from lzero_async.workers.ray.backend import _Life
+from lzero_async.workers.ray.life import Life
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,14 +58,14 @@ def test_ray_keeps_the_promises_of_every_backend(check: conformance.Check) -> No
 
 def test_a_worker_that_is_ready_has_a_process(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the word that its role is made may come before the one that says where."""
-    first_word, let_go = _Life._first_word, threading.Event()
+    first_word, let_go = Life._first_word, threading.Event()
 
     def late(life: Any) -> Any:
         found = first_word(life)
         assert let_go.wait(60)
         return found
 
-    monkeypatch.setattr(_Life, "_first_word", late)
+    monkeypatch.setattr(Life, "_first_word", late)
     worker = backend.start("scripted", ScriptedRole)
     with ThreadPoolExecutor(1) as threads:
         seen = threads.submit(lambda: (worker.wait_until_ready(), worker.pid)[1])
@@ -159,9 +159,9 @@ def test_the_environment_and_the_output_are_the_roles_own(backend: Any, tmp_path
 
 
 def test_a_role_without_a_place_is_said_and_does_not_outlast_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lzero_async.workers.ray import backend as ray_backend
+    from lzero_async.workers.ray import life
 
-    monkeypatch.setattr(ray_backend, "_PATIENCE", 0.2)
+    monkeypatch.setattr(life, "_PATIENCE", 0.2)
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     handler = logging.Handler()
     handler.emit = lambda record: said.put(record.getMessage())  # type: ignore[method-assign]

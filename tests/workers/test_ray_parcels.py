@@ -10,7 +10,7 @@ import pytest
 
 from lzero_async import make_backend
 from lzero_async.testing import ScriptedRole
-from lzero_async.workers import parcels
+from lzero_async.workers import regions
 from tests.workers.parcel_stress import COMBINATIONS, run_owner
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -42,7 +42,7 @@ def check_owner(owner: str, address: str, arrays: int, seed: int) -> None:
 def test_nobody_ever_finds_a_wrong_array(owner: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With memory that is overwritten as soon as it counts as free."""
     monkeypatch.setenv("LZERO_ASYNC_POISON_PARCELS", "1")  # of workers
-    monkeypatch.setattr(parcels, "POISON", True)
+    monkeypatch.setattr(regions, "POISON", True)
     check_owner(owner, address, 10, seed=3)
 
 

@@ -226,7 +226,7 @@ def test_what_is_due_at_a_runs_own_end_waits_for_its_role(reason: str, expected:
     os.mkfifo(gate)
     backend, events = ProcessBackend(), queue.SimpleQueue[Any]()
     try:
-        from lzero_async.testing.conformance import Gated
+        from lzero_async.testing.conformance.roles import Gated
 
         worker = backend.start("evaluator", partial(Gated, gate=str(gate)), on_event=events.put)
         assert events.get(timeout=PATIENCE) == "making"

@@ -12,19 +12,23 @@ PRELOAD = (
     "gymnasium",
     "torch._dynamo",  # by the first optimizer that is made
     "zoo.mbpo.collect.roles",
-    "zoo.mbpo.learn.roles",
+    "zoo.mbpo.learn.model_roles",
 )
 
 
 def make_role(role: str, options: MbpoOptions, sizes: tuple[int, int], emit: Callable[[Any], None]) -> Any:
-    """A role of `learn/roles.py` by the name of its class; `sizes` are those of observation and action.
+    """A role that learns by the name of its class; `sizes` are those of observation and action.
 
     Raises ConfigError when there is not enough memory for its buffers.
     """
-    from zoo.mbpo.learn import roles as learning
+    import torch
 
+    from zoo.mbpo.learn import model_roles, roles
+
+    if options.torch_threads:
+        torch.set_num_threads(options.torch_threads)
     try:
-        return getattr(learning, role)(options, sizes, emit)
+        return getattr(roles if hasattr(roles, role) else model_roles, role)(options, sizes, emit)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

@@ -29,12 +29,11 @@ from zoo.mbpo.collect.roles import (
     evaluator,
     gym_collector,
     tensor_collector,
-    tensor_envs,
     tensor_evaluator,
 )
 from zoo.mbpo.collect.tensor_playing import TensorActor, TensorPlaying
 from zoo.mbpo.envs import guarding
-from zoo.mbpo.envs.tensor_envs import TensorEnvs, check_contract
+from zoo.mbpo.envs.tensor_envs import TensorEnvs, check_contract, tensor_envs
 from zoo.mbpo.envs.tensor_pendulum import MAX_STEPS, TensorPendulum
 from zoo.mbpo.envs.vectorised import EnvSpec, GymEnvs, describe, split
 from zoo.mbpo.envs.waiting import WaitingEnvs

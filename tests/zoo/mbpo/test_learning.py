@@ -15,9 +15,10 @@ import torch
 
 from lzero_async import Parcel, make_backend
 from tests.zoo.mbpo.test_numerics import linear_world, numbered
-from zoo.mbpo.learn import roles as learning
+from zoo.mbpo.learn import model_roles as learning
 from zoo.mbpo.learn.dynamics import held_out
-from zoo.mbpo.learn.roles import AgentRole, DynamicsRole, LearnerRole, RolloutRole
+from zoo.mbpo.learn.model_roles import DynamicsRole, RolloutRole
+from zoo.mbpo.learn.roles import AgentRole, LearnerRole
 from zoo.mbpo.options import build_options
 from zoo.mbpo.roles import make_role
 

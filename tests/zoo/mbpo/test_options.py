@@ -518,7 +518,7 @@ def test_a_negative_number_is_a_value_and_not_a_flag(word: str) -> None:
 
 
 def test_a_function_that_cannot_be_called_so_is_one_sentence() -> None:
-    from zoo.mbpo.collect.roles import tensor_envs
+    from zoo.mbpo.envs.tensor_envs import tensor_envs
 
     with pytest.raises(ConfigError, match="cannot be called with num_envs, gravity"):
         tensor_envs("zoo.mbpo.envs.tensor_pendulum:TensorPendulum", {"num_envs": 2, "gravity": 9.81})

@@ -337,8 +337,8 @@ def test_a_game_that_is_killed_costs_an_episode_and_no_restart(llm: str, tmp_pat
         assert agent.struck == ["game"]
         statistics = finish(agent, 4)
         assert statistics["restarts"] == statistics["failed"] == 0
-        assert agent.reuse()["game_abnormal_ends"] == 1
-        assert agent.reuse()["game_isolated"] == 0
+        assert agent.reuse.totals()["game_abnormal_ends"] == 1
+        assert agent.reuse.totals()["game_isolated"] == 0
     finally:
         agent.close()
 
@@ -368,7 +368,7 @@ def test_an_environment_that_always_crashes_is_left_out_and_reported(
         assert len(killed) == 3  # it was given up then
         statistics = finish(agent, 4, left_out=1)  # with the second try; after the third the other environment plays
         assert statistics["restarts"] == statistics["failed"] == 0
-        assert agent.reuse()["game_isolated"] == 1
+        assert agent.reuse.totals()["game_isolated"] == 1
         assert "is not used any more" in caplog.text
     finally:
         begun.set()

@@ -19,16 +19,9 @@ import pytest
 from lzero_async.errors import ConfigError
 from lzero_async.telemetry.terminal.progress import Progress, duration, table
 from zoo.jericho.priorzero.games.process import GameProcessError
-from zoo.jericho.priorzero.play.episode_scheduler import Thinker
-from zoo.jericho.priorzero.play.episodes import (
-    AllEnvironmentsFailed,
-    Episode,
-    OpenGame,
-    Player,
-    Style,
-    _choose,
-    observation_parts,
-)
+from zoo.jericho.priorzero.play.episode_scheduler import AllEnvironmentsFailed, Thinker
+from zoo.jericho.priorzero.play.episodes import Player, Style, _choose, observation_parts
+from zoo.jericho.priorzero.play.open_game import Episode, OpenGame
 from zoo.jericho.priorzero.play.text_encoder import TextEncoder
 
 

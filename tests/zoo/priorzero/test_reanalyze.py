@@ -13,12 +13,12 @@ import pytest
 from lzero_async import Parcel, Stopped
 from lzero_async.errors import ConfigError
 from lzero_async.workers.calls import CallStop
-from tests.zoo.priorzero.test_engine import write_model
+from tests.zoo.priorzero.test_engine import write_encoder, write_model
 from tests.zoo.priorzero.test_learner import SLOTS, episode, new_learner
 from tests.zoo.priorzero.test_run import arguments
 from zoo.jericho.priorzero.learn.reanalyze import Fresh, ReanalyzeRole
 from zoo.jericho.priorzero.options import build_options
-from zoo.jericho.priorzero.play.episodes import OpenGame, _in_slots
+from zoo.jericho.priorzero.play.open_game import OpenGame, _in_slots
 from zoo.jericho.priorzero.priorzero_entry import main
 from zoo.jericho.priorzero.roles.reanalysis import Reanalysis
 
@@ -174,6 +174,7 @@ def test_a_reanalyzer_that_fails_is_made_anew(tmp_path: Path, monkeypatch: pytes
     settings = ["policy_config.reanalyze_workers=1", "policy_config.reanalyze_share=1", "run_config.eval_every=0",
                 "policy_config.restart_backoff=0.01", "run_config.final_eval_modes=[]"]  # fmt: skip
     sets = [word for setting in settings for word in ("--set", setting)]
+    write_encoder(tmp_path / "encoder")
     assert main(arguments(write_model(tmp_path / "llm"), tmp_path / "run", *words, *sets)) == 0
     assert len(made) == 2
 
@@ -199,6 +200,7 @@ def test_a_run_trains_on_targets_that_were_searched_again(
     settings = ["policy_config.reanalyze_workers=1", "policy_config.reanalyze_share=1", "run_config.eval_every=0",
                 "run_config.final_eval_modes=[]"]  # fmt: skip
     sets = [word for setting in settings for word in ("--set", setting)]
+    write_encoder(tmp_path / "encoder")
     assert main(arguments(write_model(tmp_path / "llm"), folder, *words, *sets)) == 0
     rows: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 6 and [row["train"] for row in rows] == [1, 2, 3, 4, 5, 6]

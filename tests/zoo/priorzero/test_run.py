@@ -406,8 +406,8 @@ def test_a_game_that_dies_costs_its_episode_and_not_the_run(llm: str, tmp_path: 
         result = agent.run()
         assert killed
         assert result.statistics["train_count"] == 3
-        assert agent.reuse()["game_abnormal_ends"] == 1
-        assert agent.reuse()["game_process_starts"] == 3
+        assert agent.reuse.totals()["game_abnormal_ends"] == 1
+        assert agent.reuse.totals()["game_process_starts"] == 3
     finally:
         agent.close()
 

@@ -165,7 +165,7 @@ def _report(agent: PriorZero, rows: list[dict[str, Any]], reason: str) -> None:
             + (f" (instead of {game.substitute_for})" if game.substitute_for else "")
         )
         print(table(cells))
-    print(f"\n{_saved_work(agent.reuse())}")
+    print(f"\n{_saved_work(agent.reuse.totals())}")
     troubles = {name: count for name, count in agent.troubles.items() if count}
     if troubles:
         print("left out: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in troubles.items()))

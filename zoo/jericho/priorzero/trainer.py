@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Parcel, Recovery, Worker, make_backend
-from lzero_async.errors import ConfigError, Stopped
+from lzero_async.errors import ConfigError
 from lzero_async.runs import checkpoint
 from lzero_async.runs.application import Application
 from lzero_async.runs.applications import PipelineDescription
@@ -33,17 +32,12 @@ from lzero_async.types import BackgroundContext, Batch, CollectContext, EvalCont
 from lzero_async.workers.calls import CallStop
 from zoo.jericho.priorzero.application import describe
 from zoo.jericho.priorzero.games.files import Game
-from zoo.jericho.priorzero.options import (
-    backend_of,
-    device_of,
-    plays_asynchronously,
-    steps_per_collect,
-    threads_of,
-)
-from zoo.jericho.priorzero.play.components import Parts
+from zoo.jericho.priorzero.options import backend_of, steps_per_collect
 from zoo.jericho.priorzero.roles import factories as roles
-from zoo.jericho.priorzero.roles.learner_group import LearnerGroup, on_loopback
+from zoo.jericho.priorzero.roles.learner_group import LearnerGroup
 from zoo.jericho.priorzero.roles.reanalysis import Reanalysis
+from zoo.jericho.priorzero.roles.reuse import Reuse
+from zoo.jericho.priorzero.roles.team import start_team
 from zoo.jericho.priorzero.sections import PriorZeroOptions
 
 KEPT_VERSIONS = 1_000
@@ -97,7 +91,7 @@ class PriorZero(Application):
         self._losses: dict[str, float] = {}
         self._rates = {"collect": 0.0, "train": 0.0}
         self._stored = 0  # transitions in the replay buffer
-        self._reuse: dict[tuple[str, str], dict[str, Any]] = {}  # the last report of each role in each of its processes
+        self.reuse = Reuse()
         self._steps_before = 0
         self.reanalysis = Reanalysis(policy.reanalyze_batches) if policy.reanalyze_workers else None
         self._build_or_close(self._build)
@@ -125,79 +119,21 @@ class PriorZero(Application):
         self._wait_for_roles()
 
     def _start_roles(self) -> None:
-        """Start every role; they are built at the same time, each in its own place."""
-        policy, llm = self.options.policy_config, self.options.llm_config
-        asynchronous = plays_asynchronously(self.options)
-        made: dict[tuple[int, str], Parts] = {}
-
-        def parts(kind: str, number: int = 0) -> Parts:
-            """What the role with this number is built from; in one process equal ones are one."""
-            key = threads_of(self.options, kind), device_of(llm.llm_devices, number)
-            if key not in made:
-                made[key] = Parts(self.options, self.game, self.folder, threads=key[0], llm_device=key[1])
-            return made[key]
-
-        def start(name: str, factory: Callable[..., Any], **how: Any) -> Worker:
-            threads = threads_of(self.options, name.rstrip("0123456789 "))
-            return self.role_set.start(name, factory, threads=threads, on_event=self._on_event, **how)
-
-        ranks, alone = policy.learner_ranks, on_loopback() if policy.learner_ranks > 1 else {}
-        device = partial(device_of, policy.device)
-        self.learner = start(
-            "learner", partial(roles.learner, parts("learner"), device(0)), pin_to_driver=True, **alone
-        )
-        self.ranks = [
-            start(
-                f"learner rank {rank}",
-                partial(roles.rank, parts("learner rank"), rank, device(rank)),
-                pin_to_driver=True,
-                **alone,
-            )
-            for rank in range(1, ranks)
-        ]
+        policy = self.options.policy_config
+        team = start_team(self.options, self.game, self.folder, partial(self.role_set.start, on_event=self._on_event))
+        self.learner, self.ranks, self.evaluator = team.learner, team.ranks, team.evaluator
+        self.collectors, self.reanalyzers = team.collectors, team.reanalyzers
         self._group = LearnerGroup(
             self.learner, self.ranks, max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff,
             given_up=lambda: self._closing, on_restart=self._role_restarted,
         )  # fmt: skip
-        self.collectors = [
-            start(
-                f"collector {number}",
-                partial(
-                    roles.collector,
-                    parts("collector", number),
-                    number,
-                    device_of(policy.collector_devices, number),
-                    asynchronous,
-                ),
-            )
-            for number in range(policy.num_collectors)
-        ]
-        own_process = self.backend.kind in PLACES
-        self.reanalyzers = [
-            start(
-                f"reanalyzer {number}",
-                partial(
-                    roles.reanalyzer, parts("reanalyzer"), device_of(policy.collector_devices, number), own_process
-                ),
-            )
-            for number in range(policy.reanalyze_workers)
-        ]
-        run = self.options.run_config
-        self.evaluator: Worker | None = None
-        if (run.eval_every and run.eval_modes) or run.final_eval_modes:
-            self.evaluator = start(
-                "evaluator",
-                partial(
-                    roles.evaluator, parts("evaluator", policy.num_collectors), policy.evaluator_device, asynchronous
-                ),
-            )
 
     def _wait_for_roles(self) -> None:
         """Until every role is built; what one of them cannot do is said before anything starts."""
         for worker in self._roles():
             report = worker.call("ready")
             if report is not None and worker is not self.learner and worker not in self.ranks:
-                self._report_reuse(worker, report)
+                self.reuse.add(worker, report)
         if self.backend.kind in PLACES:
             self.progress.note(f"ready after {self.elapsed:.0f} s")
         self._locate()
@@ -218,7 +154,7 @@ class PriorZero(Application):
         order = roles.CollectOrder(context.snapshot.version, number, self.env_steps)
         worker = self.collectors[context.worker]
         batch: Parcel = worker.call("collect", order, context.snapshot.state, stop=context.stop)
-        self._report_reuse(worker, batch.meta["statistics"])
+        self.reuse.add(worker, batch.meta["statistics"])
         return batch
 
     def train(self, batch: Batch) -> TrainReport:
@@ -285,7 +221,7 @@ class PriorZero(Application):
             restart_backoff=policy.restart_backoff,
         )  # fmt: skip
         assert self.evaluator is not None
-        self._report_reuse(self.evaluator, statistics)
+        self.reuse.add(self.evaluator, statistics)
         for row in rows:
             row |= {
                 "env_steps": self._steps_of.get(version, self.env_steps),
@@ -301,29 +237,13 @@ class PriorZero(Application):
         self._records.scalars({f"evaluator/{row['mode']}/{name}": row[name] for name in names}, row["env_steps"])
 
     def _reanalyze(self, place: int, context: BackgroundContext) -> None:
-        """One pass of a reanalyzer: search the batch with the oldest targets again, then rest, so that it works no more than
-        its share of the time."""
         assert self.reanalysis is not None
-        worker, fresh = self.reanalyzers[place], None
+        worker = self.reanalyzers[place]
         if not worker.alive:
             worker.restart()
             worker.wait_until_ready(context.stop)
             self._locate()
-        job = self.reanalysis.next(context.stop)
-        start = time.monotonic()
-        try:
-            newest = self.coordinator.weights.latest()
-            assert newest is not None
-            with self.coordinator.working(worker.name, "reanalyze", batch=job.batch, version=newest.version):
-                fresh = worker.call("research", job.batch, newest.version, newest.state, job.data, stop=context.stop)
-        except Stopped:
-            raise
-        except Exception:
-            worker.kill()  # whatever state it is in, the next pass begins with a new one
-            raise
-        finally:
-            self.reanalysis.finish(job, fresh)
-        context.stop.wait((time.monotonic() - start) * (1 / self.options.policy_config.reanalyze_share - 1))
+        self.reanalysis.work(worker, self.coordinator, self.options.policy_config.reanalyze_share, context.stop)
 
     def _background(self) -> dict[str, Callable[[BackgroundContext], object]]:
         return {worker.name: partial(self._reanalyze, place) for place, worker in enumerate(self.reanalyzers)}
@@ -383,7 +303,7 @@ class PriorZero(Application):
         self.progress.show(self.line(), now=True)
 
     def _own_scalars(self) -> dict[str, float]:
-        values = {f"reuse/{name}": value for name, value in self.reuse().items()}
+        values = {f"reuse/{name}": value for name, value in self.reuse.totals().items()}
         own = {name: count for name, count in self._troubles().items() if name not in QUANTITIES}
         return values | {f"trouble/{name}": count for name, count in own.items()}
 
@@ -453,7 +373,7 @@ class PriorZero(Application):
         return {
             "game": game.label, "story_file_md5": game.md5, "substitute_for": game.substitute_for, "max_score": game.max_score,
             "env_steps": self.env_steps, "collected_steps": self.steps_played, "updates": self.updates, "best": dict(self.best),
-            "reuse": self.reuse(), "troubles": self._troubles(),
+            "reuse": self.reuse.totals(), "troubles": self._troubles(),
         }  # fmt: skip
 
     def line(self) -> str:
@@ -475,27 +395,6 @@ class PriorZero(Application):
             parts += [f"{rates[key]:.1f} {rate_label(key)}" for key in ("steps_played", "updates") if rates]
             parts.append(f"loss {self._losses['weighted_total_loss']:.2f}")
         return " | ".join(parts)
-
-    def _report_reuse(self, worker: Worker, report: dict[str, Any]) -> None:
-        key = report["key"], worker.name
-        self._reuse.pop(key, None)  # the newest is the last: it tells what the roles of a process share
-        self._reuse[key] = report
-
-    def reuse(self) -> dict[str, float]:
-        """How much work was saved: hits of the encoder's, the prior's and the valid actions' caches, of all roles."""
-        values: dict[str, float] = {}
-        reports = list(self._reuse.values())
-        shared = {report["key"]: report["shared"] for report in reports}  # roles in one process share these
-        for counts in (*shared.values(), *(report["games"] for report in reports)):
-            for name, value in counts.items():
-                values[name] = values.get(name, 0) + value
-        for name, known, asked in (
-            ("encoder_hit_rate", values.get("encoder_asked", 0) - values.get("encoder_encoded", 0), "encoder_asked"),
-            ("prior_hit_rate", values.get("prior_hits", 0), "prior_requests"),
-        ):
-            if name in values:
-                values[name] = known / values[asked] if values[asked] else 0.0
-        return values
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
@@ -521,10 +420,6 @@ class PriorZero(Application):
     def resume(self, path: Path, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of a run on the same game with the same sizes; `state` is what was loaded from `path`,
         its arrays left out."""
-        if "learner" not in state:
-            raise ConfigError(
-                f"{path} holds only the best weights, which cannot be resumed; give --resume the file last.safetensors."
-            )
         self._check_same_run(state, path)
         count = self.learner.call("load", str(path))
         with checkpoint.fitting(path):
@@ -542,15 +437,16 @@ class PriorZero(Application):
         self._steps_of[self.coordinator.train_count] = self.env_steps
 
     def _check_same_run(self, state: dict[str, Any], path: Path) -> None:
-        game, saved = state.get("game", {}), state.get("options", {})
+        game = state.get("game", {})
         if game.get("md5") != self.game.md5:
             raise ConfigError(
                 f"{path} is of the game {game.get('label')!r}, and this run is of {self.game.label!r}; "
                 "pass the --env_id of that run."
             )
-        for section, key in FIXED_OPTIONS:
-            before, now = saved.get(section, {}).get(key), getattr(getattr(self.options, section), key)
-            if before != now:
-                raise ConfigError(
-                    f"{section}.{key} was {before!r} in {path} and is {now!r} now; a resumed run cannot change it."
-                )
+        fixed = _fixed(as_dict(self.options))
+        checkpoint.check_same_run(path, {**state, "options": _fixed(state.get("options", {}))}, fixed, fixed)
+
+
+def _fixed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resumed run keeps, by its full name."""
+    return {f"{section}.{key}": options.get(section, {}).get(key) for section, key in FIXED_OPTIONS}

@@ -6,13 +6,11 @@ come as numpy arrays.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -359,29 +357,6 @@ def evaluator(
     return EvaluatorRole(envs, seed, emit, step_timeout=step_timeout)
 
 
-def tensor_envs(factory: str, factory_args: Mapping[str, Any] | None) -> Any:
-    """TensorEnvs around what the function at "module:function" makes of `factory_args`, checked against the contract."""
-    from zoo.mbpo.envs.tensor_envs import TensorEnvs
-
-    module, colon, name = str(factory).partition(":")
-    if not (module and colon and name):
-        raise ConfigError(
-            f"factory is {factory!r}; it must be 'module:function', where the function makes the environment."
-        )
-    try:
-        make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"factory is {factory!r}, which cannot be imported: {error}.") from error
-    arguments = dict(factory_args or {})
-    try:
-        signature(make).bind(**arguments)
-    except ValueError:  # what it takes cannot be known beforehand
-        pass
-    except TypeError as error:
-        raise ConfigError(f"{factory} cannot be called with {', '.join(arguments)}: {error}.") from error
-    return TensorEnvs(make(**arguments))
-
-
 def tensor_collector(
     factory: str,
     factory_args: Mapping[str, Any] | None,
@@ -393,6 +368,7 @@ def tensor_collector(
 ) -> CollectorRole:
     """A collector of tensor environments. On the inline and thread backends what it collects stays on their device."""
     from zoo.mbpo.collect.tensor_playing import TensorPlaying
+    from zoo.mbpo.envs.tensor_envs import tensor_envs
 
     envs = partial(tensor_envs, factory, factory_args)
     return CollectorRole(envs, worker, seed, emit, TensorPlaying, step_timeout)
@@ -408,5 +384,6 @@ def tensor_evaluator(
 ) -> EvaluatorRole:
     """The evaluator on tensor environments."""
     from zoo.mbpo.collect.tensor_playing import TensorPlaying
+    from zoo.mbpo.envs.tensor_envs import tensor_envs
 
     return EvaluatorRole(partial(tensor_envs, factory, factory_args), seed, emit, TensorPlaying, step_timeout)

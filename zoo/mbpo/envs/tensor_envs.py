@@ -9,7 +9,9 @@ true one is known only if it is in `extras` (Isaac Lab: `compute_final_obs = Tru
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, Protocol
 
 import numpy as np
@@ -272,3 +274,24 @@ def _kind(value: Any) -> str:
     return (
         f"a {type(value).__name__} with {sorted(value)}" if isinstance(value, Mapping) else f"a {type(value).__name__}"
     )
+
+
+def tensor_envs(factory: str, factory_args: Mapping[str, Any] | None) -> TensorEnvs:
+    """TensorEnvs around what the function at "module:function" makes of `factory_args`, checked against the contract."""
+    module, colon, name = str(factory).partition(":")
+    if not (module and colon and name):
+        raise ConfigError(
+            f"factory is {factory!r}; it must be 'module:function', where the function makes the environment."
+        )
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"factory is {factory!r}, which cannot be imported: {error}.") from error
+    arguments = dict(factory_args or {})
+    try:
+        signature(make).bind(**arguments)
+    except ValueError:  # what it takes cannot be known beforehand
+        pass
+    except TypeError as error:
+        raise ConfigError(f"{factory} cannot be called with {', '.join(arguments)}: {error}.") from error
+    return TensorEnvs(make(**arguments))

@@ -186,6 +186,11 @@ class TransitionBuffer:
         torch.maximum(self._top, priorities.max(), out=self._top)
         self._tree.set(rows, priorities)
 
+    def fit_to(self, capacity: int) -> None:
+        """Have this capacity; a loaded buffer has the one that was saved."""
+        if self.capacity != capacity:
+            self.resize(capacity)
+
     def resize(self, capacity: int) -> None:
         """Change the capacity; the newest rows that fit stay, with their versions and priorities."""
         capacity = whole_number("capacity", capacity, 1)

@@ -18,7 +18,7 @@ from torch import nn
 
 from lzero_async.errors import BadData
 from lzero_async.runs.soundness import check_finite, check_like, first_bad
-from zoo.jericho.priorzero.play.episodes import Episode
+from zoo.jericho.priorzero.play.open_game import Episode
 
 MOST_BAD_UPDATES: Final = 10
 """Updates in a row that may be left out; the next one ends the run."""

@@ -16,7 +16,7 @@ from lzero_async.workers.calls import stopped
 from lzero_async.workers.parcels import Parcel
 from zoo.jericho.priorzero.play.batch import Collected
 from zoo.jericho.priorzero.play.components import Parts, untouched_random
-from zoo.jericho.priorzero.play.episodes import Episode
+from zoo.jericho.priorzero.play.open_game import Episode
 from zoo.jericho.priorzero.play.root_policy import mix_root_policies
 from zoo.jericho.priorzero.play.search import RootInput, TreeSearch
 from zoo.jericho.priorzero.play.tree_seed import seed_tree

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from zoo.jericho.priorzero.play.episodes import Episode
+from zoo.jericho.priorzero.play.open_game import Episode
 
 
 @dataclass

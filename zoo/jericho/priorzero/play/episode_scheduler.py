@@ -22,7 +22,7 @@ from lzero_async.errors import BadData, ConfigError
 from zoo.jericho.priorzero.games.process import GameHung
 
 if TYPE_CHECKING:
-    from zoo.jericho.priorzero.play.episodes import OpenGame
+    from zoo.jericho.priorzero.play.open_game import OpenGame
 
 _logger = logging.getLogger(__name__)
 STOP_INTERVAL = 0.2

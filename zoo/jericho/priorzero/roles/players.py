@@ -15,7 +15,8 @@ from lzero_async.workers.calls import interrupted, stopped
 from lzero_async.workers.parcels import Parcel
 from zoo.jericho.priorzero.play.batch import Collected
 from zoo.jericho.priorzero.play.components import Parts, untouched_random
-from zoo.jericho.priorzero.play.episodes import Episode, OpenGame, Player, Style
+from zoo.jericho.priorzero.play.episodes import Player, Style
+from zoo.jericho.priorzero.play.open_game import Episode, OpenGame
 from zoo.jericho.priorzero.roles.factories import CollectOrder
 from zoo.jericho.priorzero.silence import quiet
 

@@ -19,7 +19,7 @@ from zoo.jericho.priorzero.roles import factories
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.games.jericho_env import JerichoEnv
-    from zoo.jericho.priorzero.play.episodes import OpenGame
+    from zoo.jericho.priorzero.play.open_game import OpenGame
     from zoo.jericho.priorzero.roles.players import EvaluatorRole
 
 MODES: Final = ("prior", "world_model", "llm")

@@ -7,9 +7,12 @@ with its next train.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from typing import NamedTuple
 
+from lzero_async import AsyncTrainingCoordinator, Worker
+from lzero_async.errors import Stopped
 from lzero_async.types import StopSignal
 from lzero_async.workers.calls import listen, stopped
 from lzero_async.workers.parcels import Parcel
@@ -68,6 +71,25 @@ class Reanalysis:
                     self._changed.wait()
         finally:
             unlisten()
+
+    def work(self, worker: Worker, coordinator: AsyncTrainingCoordinator, share: float, stop: StopSignal) -> None:
+        """One pass of a reanalyzer: search the batch with the oldest targets again, then rest, so that it works no more than
+        its share of the time."""
+        job, fresh = self.next(stop), None
+        start = time.monotonic()
+        try:
+            newest = coordinator.weights.latest()
+            assert newest is not None
+            with coordinator.working(worker.name, "reanalyze", batch=job.batch, version=newest.version):
+                fresh = worker.call("research", job.batch, newest.version, newest.state, job.data, stop=stop)
+        except Stopped:
+            raise
+        except Exception:
+            worker.kill()  # whatever state it is in, the next pass begins with a new one
+            raise
+        finally:
+            self.finish(job, fresh)
+        stop.wait((time.monotonic() - start) * (1 / share - 1))
 
     def finish(self, job: Job, fresh: Parcel | None) -> None:
         """A job is over: with new targets for the learner, or without."""
