@@ -87,7 +87,6 @@ class Trainer(ScoredApplication):
         self._fill: dict[str, float] = {}
         self._busy: dict[str, float] = {}  # seconds that each role has worked
         self._rates: dict[str, float] = {}
-        self._losses: dict[str, float] = {}
         self._logged = 0
         self._since_last = Utilisation()
         self.source = source or GymSource(options)
@@ -205,7 +204,6 @@ class Trainer(ScoredApplication):
         version = self.coordinator.version + 1
         self._mark(version)
         self._rates["updates"] = done["updates"] / max(done["seconds"], 1e-9)
-        self._losses |= {name: value for name, value in done.items() if name.endswith("loss") or name == "alpha"}
         try:
             self._record(batch, done, version)
         except OSError as error:  # this train is made and has to be counted first
