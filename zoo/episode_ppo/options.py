@@ -53,7 +53,7 @@ class Run:
     target_score: Annotated[
         float | None,
         between(-1e12, 1e12),
-        "mean return of an evaluation that ends the run (default: none)",
+        "mean return that ends the run, once a second evaluation confirms it (default: none)",
         Also("target_return"),
     ] = None
     eval_every: Annotated[int, whole(0), "updates between evaluations (0: none)"] = 5

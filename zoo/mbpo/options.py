@@ -63,7 +63,7 @@ class Run:
     target_score: Annotated[
         float | None,
         between(-1e12, 1e12),
-        "mean return of an evaluation that ends the run (default: none)",
+        "mean return that ends the run, once a second evaluation confirms it (default: none)",
         Also("target_return"),
     ] = None
     random_steps: Annotated[int, whole(0), "real steps at the start with uniform actions"] = 1_000

@@ -225,7 +225,7 @@ run_config = dict(
     max_env_steps=20_000,
     # Seconds after which the run ends (0: no limit).
     max_seconds=0.0,
-    # Mean score of an evaluation at which the run ends (0: none).
+    # Mean score at which the run ends, once a second evaluation confirms it (0: none).
     target_score=0.0,
     # Trains between two evaluations (0: none).
     eval_every=5,
