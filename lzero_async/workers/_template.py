@@ -81,14 +81,23 @@ def serve(connection: socket.socket, parent: int, *held: int) -> None:
     getattr(importlib.import_module(module), function)(*request["arguments"], *files[4:])
 
 
-def _preload(modules: list[str]) -> str:
-    """Import them; what speaks against forking from here, or nothing."""
+def _preload(modules: list[str]) -> tuple[str, dict[str, int]]:
+    """Import them; what speaks against forking from here, or nothing, and the files that were imported, with their times."""
     for name in modules:
         try:
             importlib.import_module(name)
         except BaseException as error:  # whatever a module does while it is imported
-            return f"{name} cannot be imported ({error!r})"
-    return _other_threads()
+            return f"{name} cannot be imported ({error!r})", {}
+    paths = [getattr(module, "__dict__", {}).get("__file__") for module in [*sys.modules.values()]]
+    return _other_threads(), {path: changed(path) for path in paths if isinstance(path, str)}
+
+
+def changed(path: str) -> int:
+    """When a file was changed last, in nanoseconds; 0 if it is not there."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _other_threads() -> str:

@@ -54,8 +54,12 @@ def kill(process: Process) -> None:
 
 
 def allow_descriptors() -> None:
-    """As many open files as the system lets us have: every parcel that waits is one."""
+    """As many open files as the system lets us have: every parcel that waits is one. None has a standard stream's number."""
     import resource
+
+    while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:  # this process was started without that stream
+        os.set_inheritable(unused, True)
+    os.close(unused)
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

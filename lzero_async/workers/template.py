@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from lzero_async.workers._bootstrap import standard_first, standard_library
-from lzero_async.workers._template import receive, send
+from lzero_async.workers._template import changed, receive, send
 
 log = logging.getLogger("lzero_async")
 _ROOT: Final = str(Path(__file__).resolve().parents[2])
@@ -132,6 +132,7 @@ class Template:
         self._lock = threading.Lock()
         self._ready = False
         self._why = ""  # nothing is forked from it
+        self._files: dict[str, int] = {}  # what it has imported, and when that was changed last
         self._process: subprocess.Popen[bytes] | None = None
         if connection is not None:
             self._connection, self._ready = connection, True
@@ -190,10 +191,12 @@ class Template:
             return None
         return self._taken_over(pid)
 
-    @property
-    def usable(self) -> bool:
-        """Whether nothing is known that speaks against forking from it."""
-        return not self._why
+    def is_usable(self) -> bool:
+        """Whether nothing is known that speaks against forking from it for one user more; a change of what it has imported
+        does."""
+        if self._why or not (self._ready or self.users):
+            return False
+        return all(changed(path) == time for path, time in self._files.items())
 
     def _taken_over(self, pid: int) -> Forked | None:
         try:
@@ -206,9 +209,10 @@ class Template:
 
     def _wait_until_ready(self) -> bool:
         if not self._ready:
-            wrong = self._ask(None, [])
-            if wrong is None:
+            answer = self._ask(None, [])
+            if answer is None:
                 return False
+            wrong, self._files = answer
             if wrong:
                 self._give_up(wrong)
                 return False
@@ -261,7 +265,7 @@ def acquire(modules: Sequence[str]) -> Template:
     key = key_of(modules)
     with _changing:
         template = _templates.get(key)
-        if template is None or not template.usable:
+        if template is None or not template.is_usable():
             _close_idle()
             template = _templates[key] = Template(modules)
         template.users += 1
@@ -277,6 +281,8 @@ def release(template: Template) -> None:
     """It is not used any more."""
     with _changing:
         template.users -= 1
+        if not template.users and template not in _templates.values():  # another one took its place
+            template.close()
 
 
 def close_idle() -> None:

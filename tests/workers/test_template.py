@@ -206,6 +206,44 @@ def test_a_dead_template_leaves_its_workers_alive_and_new_ones_spawned(
         backend.close()
 
 
+def test_a_dead_template_that_is_replaced_leaves_nothing_behind(marker: Path) -> None:
+    opened = len(os.listdir("/proc/self/fd"))
+    first = ProcessBackend(preload=["warm_marker"])
+    try:
+        assert start(first).call("do", WHERE)
+        os.kill(first._template._process.pid, signal.SIGKILL)
+        assert not start(first).call("do", FORKED)
+        second = ProcessBackend(preload=["warm_marker"])
+        assert start(second).call("do", FORKED)
+        second.close()
+    finally:
+        first.close()
+    templates.close_idle()
+    assert len(os.listdir("/proc/self/fd")) == opened and children() == set()
+
+
+def test_code_that_was_changed_is_imported_again_by_the_next_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook: edit a module, and run again. Workers of a backend that is still open agree with each other."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "warm_edited.py"
+    look = "import warm_edited; result = warm_edited.NUMBER"
+    open_backends = []
+    try:
+        for number in range(3):
+            module.write_text(f"NUMBER = {number}\n")
+            os.utime(module, (number, number))
+            open_backends.append(ProcessBackend(preload=["warm_edited"]))
+            assert start(open_backends[-1]).call("do", look) == number
+            assert start(open_backends[-1]).call("do", FORKED)
+        for number, backend in enumerate(open_backends):
+            assert start(backend).call("do", look) == number
+    finally:
+        for backend in open_backends:
+            backend.close()
+
+
 def test_what_is_read_at_the_start_of_a_process_is_spawned(
     marker: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,3 +311,33 @@ def test_the_users_program_and_the_flags_of_its_interpreter_are_there(tmp_path: 
     )  # fmt: skip
     assert done.stdout.splitlines() == ["imported __main__", "imported __mp_main__", "True"], done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("preload", [[], ["colorsys"]], ids=["spawned", "forked"])
+@pytest.mark.parametrize("closed", [[1], [0, 1, 2]])
+def test_a_program_without_standard_streams_starts_workers_with_quiet_ones(
+    preload: list[str], closed: list[int], tmp_path: Path
+) -> None:
+    """Else a connection gets the number of its output, and what a worker prints goes there."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, sys
+        from lzero_async import make_backend
+        from lzero_async.testing import ScriptedRole
+
+        if __name__ == "__main__":
+            backend = make_backend("process", preload={preload})
+            look = "import os; print('said', flush=True); result = [os.readlink(f'/proc/self/fd/{{n}}') for n in range(3)]"
+            found = backend.start("role", ScriptedRole).call("do", look)
+            backend.close()
+            open({str(tmp_path / "found")!r}, "w").write(" ".join(found))
+    """)
+    )
+    shell = " ".join(f"{number}{'<' if number == 0 else '>'}&-" for number in closed)
+    subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" "$1" {shell}', sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    found = (tmp_path / "found").read_text().split()
+    assert [found[number] for number in {0, *closed}] == ["/dev/null"] * len({0, *closed})
