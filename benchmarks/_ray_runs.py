@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from lzero_async import AsyncTrainingCoordinator, make_backend
-from lzero_async.testing import CollectorRole, LearnerRole
+from tests.workers.roles import CollectorRole, LearnerRole
 
 COLLECTORS, DEGREE, SECONDS, SIZE, BATCHES = 8, 16, 0.2, 500_000, 300
 

@@ -16,8 +16,9 @@ from benchmarks import _all_reduce
 from benchmarks._ray_runs import SIZE, waiting_run
 from benchmarks.harness import Bar
 from lzero_async import Parcel, make_backend
-from lzero_async.testing import CollectorRole, LearnerRole, ScriptedRole
+from lzero_async.testing import ScriptedRole
 from tests.workers.ray_nodes import RayNodes
+from tests.workers.roles import CollectorRole, LearnerRole
 
 ROUNDS = 5
 RATE = "8 collectors that wait 0.2 s: batches/s"

@@ -2,28 +2,16 @@
 `conformance`, what every backend promises."""
 
 from lzero_async.testing.clock import VirtualClock
-from lzero_async.testing.fakes import (
-    CollectorRole,
-    EvaluatorRole,
-    FakeCollector,
-    FakeEvaluator,
-    FakeLearner,
-    Interrupted,
-    LearnerRole,
-    ScriptedRole,
-)
+from lzero_async.testing.fakes import FakeCollector, FakeEvaluator, FakeLearner, Interrupted, ScriptedRole
 from lzero_async.testing.sequencer import Sequencer
 from lzero_async.testing.walk import Budget, WalkFailure, WalkResult, walk
 
 __all__ = [
     "Budget",
-    "CollectorRole",
-    "EvaluatorRole",
     "FakeCollector",
     "FakeEvaluator",
     "FakeLearner",
     "Interrupted",
-    "LearnerRole",
     "ScriptedRole",
     "Sequencer",
     "VirtualClock",

@@ -22,10 +22,10 @@ from lzero_async import Parcel
 from lzero_async.runs import checkpoint
 from lzero_async.runs.folder_lock import FolderLock, holder
 from lzero_async.runs.run_dir import LAST_CHECKPOINT, find_checkpoint, free_folder
-from lzero_async.testing import LearnerRole
-from lzero_async.testing.fakes import Block, check_uniform
+from lzero_async.testing.fakes import Block
 from tests.process_tools import ended
 from tests.workers import test_chaos
+from tests.workers.roles import LearnerRole, check_uniform
 from tests.workers.test_chaos import Training, audit
 
 ROOT = Path(__file__).resolve().parents[2]

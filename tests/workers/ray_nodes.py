@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from lzero_async import AsyncTrainingCoordinator, Recovery, make_backend
-from lzero_async.testing.fakes import CollectorRole, LearnerRole
 from lzero_async.types import Batch, StopSignal
+from tests.workers.roles import CollectorRole, LearnerRole
 
 
 class RayNodes:

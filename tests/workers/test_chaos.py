@@ -33,10 +33,11 @@ from lzero_async import (
     Worker,
     WorkerDied,
 )
-from lzero_async.testing import CollectorRole, EvaluatorRole, Interrupted, LearnerRole
+from lzero_async.testing import Interrupted
 from lzero_async.workers.backend import make_backend
 from lzero_async.workers.template import close_idle
 from tests.process_tools import children, ended
+from tests.workers.roles import CollectorRole, EvaluatorRole, LearnerRole
 
 ROOT = Path(__file__).resolve().parents[2]
 EVAL_EVERY = 3
