@@ -201,6 +201,25 @@ def test_closing_ends_a_loop_that_waits() -> None:
             list(coordinator.batches(lambda context: "data"))
 
 
+def test_an_interrupt_while_a_loop_that_was_left_ends_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with AsyncTrainingCoordinator(1) as coordinator:
+        join, interrupted = coordinator.threads.join, []
+
+        def join_once_interrupted(timeout: float) -> list[str]:
+            if not interrupted:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+            return join(timeout)
+
+        loop = coordinator.batches(lambda context: "data", timeout=10.0)
+        first = next(loop)
+        monkeypatch.setattr(coordinator.threads, "join", join_once_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.close()
+        assert coordinator.train_count == 0
+        assert next(coordinator.batches(lambda context: "data", timeout=10.0)).id == first.id
+
+
 def test_only_one_loop_at_a_time() -> None:
     with AsyncTrainingCoordinator(1) as coordinator:
         with coordinator.batches(lambda context: "data") as loop:

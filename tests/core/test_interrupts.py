@@ -121,6 +121,12 @@ def in_blocks(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
                 ledger.train(batch)
 
 
+def over_batches(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
+    for batch in coordinator.batches(ledger.collect, max_train=coordinator.train_count + ROUNDS, timeout=LIMIT):
+        if batch.id not in ledger.trained:  # as above
+            ledger.train(batch)
+
+
 def with_pauses(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
     with coordinator.paused(timeout=LIMIT):
         pass
@@ -183,7 +189,7 @@ def check(coordinator: AsyncTrainingCoordinator, ledger: Ledger) -> None:
     assert not any(lock._is_owned() for lock in keeper.locks), "a lock is left locked"
     with keeper.lock:
         gate = keeper.gate
-        assert gate.violations() == []
+        assert gate.violations() == [] and not keeper.pauses.count
         assert set(keeper._holders) == set(gate.tickets)
         assert (gate.running is None) == (keeper._turn is None)
         lined_up = {parked.ticket.id for parked in keeper._commits}
@@ -234,6 +240,7 @@ CASES: list[tuple[str, int, Scene, str, dict[str, Any], bool]] = [
     *((f"alone, degree {d}, evaluations in the background", d, alone, "", {"enable_async_eval": True}, False) for d in (0, 2)),
     *((f"a train that fails once, degree {d}", d, alone, "", {}, True) for d in (0, 1)),
     *((f"in blocks, degree {d}", d, in_blocks, "", {}, False) for d in (0, 2)),
+    *((f"over batches, degree {d}", d, over_batches, "", {}, False) for d in (0, 1)),
     *((f"paused beside a collector, degree {d}", d, with_pauses, "collector", {}, False) for d in (1, 2)),
     *((f"beside a collector, degree {d}", d, train_here, "collector", {}, False) for d in (1, 2)),
     *((f"beside a learner, degree {d}", d, collect_here, "learner", {}, False) for d in (0, 1, 2)),

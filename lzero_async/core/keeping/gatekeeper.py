@@ -260,19 +260,20 @@ class Gatekeeper(Mending):
                 self.activity.freeze(self.clock.now())
 
     def resume(self, block: int) -> None:
-        """A pause is over; after the last one, go on."""
+        """A pause is over; after the last one, go on. After an interrupt between any two lines it is done once more."""
         with self.lock:
             pauses, now = self.pauses, self.clock.now()
-            if not pauses.close(block):
-                return
-            if pauses.since is not None:
-                self.activity.thaw(now)
-                self.recorder.new_stretch()
-                self._look_at_room()
-            pauses.end(now)
-            self._limited = self._max_collect is not None or self._max_train is not None
-            pauses.wake(pauses.sleepers)
-            self._settle()
+            if pauses.is_last(block):
+                if pauses.since is not None:
+                    self.activity.thaw(now)
+                    self.recorder.new_stretch()
+                    self._look_at_room()
+                pauses.end(now)
+                self._limited = self._max_collect is not None or self._max_train is not None
+            pauses.close(block)
+            if not pauses.count:
+                pauses.wake(pauses.sleepers)
+                self._settle()
 
     def while_paused(self, make_waiter: MakeWaiter) -> Waiter | None:
         """What to wait on before something starts that is no stage; None if it may start now."""

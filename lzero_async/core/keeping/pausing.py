@@ -36,13 +36,14 @@ class Pauses:
         self._blocks.add(block)
         self.count = len(self._blocks)
 
-    def close(self, block: int) -> bool:
-        """The block has ended; return whether it was the last one."""
-        if block not in self._blocks:
-            return False
-        self._blocks.remove(block)
-        self.count = len(self._blocks)
-        return not self._blocks
+    def is_last(self, block: int) -> bool:
+        """Whether no other block is open."""
+        return self._blocks == {block}
+
+    def close(self, block: int) -> None:
+        """The block has ended."""
+        self.count = len(self._blocks - {block})
+        self._blocks.discard(block)
 
     def begin(self, now: float) -> bool:
         """Everything is at rest from now on; return whether it was not before."""

@@ -85,6 +85,8 @@ class Batches(Iterator[Batch]):
 class _BatchSession(CollectorSession):
     """One such loop."""
 
+    _held: HeldTrain | None = None
+
     def __init__(self, coordinator: AsyncTrainingCoordinator, collect: Collect, **session: Any) -> None:
         if is_coroutine_function(collect) and running_loop() is not None:
             raise ConfigError(
@@ -99,12 +101,12 @@ class _BatchSession(CollectorSession):
         try:
             coordinator.begin_run(self)
             yield from self._trains(timeout, handle_signals)
-        except BaseException as error:
+            self._shut_down()
+        except BaseException as error:  # refused, left, or interrupted between any two lines
             self.keeper.heal()
             if not coordinator.is_run_by(self):
                 raise
-            self._fail(error)
-        self._shut_down()
+            self._shut_down_after(error)
         if self.failure is not None:
             raise self.failure
 
@@ -122,7 +124,8 @@ class _BatchSession(CollectorSession):
                         break
                     self.coordinator.raise_background_failure()
                     asked = self.clock.now()
-                    with HeldTrain(self.coordinator.train_stage(self), self._longest(timeout)) as batch:
+                    self._held = HeldTrain(self.coordinator.train_stage(self), self._longest(timeout))
+                    with self._held as batch:
                         yield batch
                 except GateTimeout as error:
                     if (timeout is not None and self.clock.now() - asked >= timeout) or not self._was_paused(error):
@@ -150,7 +153,17 @@ class _BatchSession(CollectorSession):
             self.coordinator.stop("a collector failed", patient=False)  # the learner waits in another thread
             raise
 
+    def _shut_down_after(self, error: BaseException) -> None:
+        try:
+            self._fail(error)
+            self._shut_down()
+        except BaseException as interrupt:  # after `break`, say: it is the first one
+            self._fail(interrupt)
+            self._shut_down()
+
     def _shut_down(self) -> None:
+        if self._held is not None:  # an interrupt may have come before its end
+            self._held.give_back(self.failure or GeneratorExit())
         if isinstance(self.failure, GeneratorExit):  # the loop was left: what ends in a moment is committed
             self.failure = None
             self.coordinator.stop("the loop was left")

@@ -97,6 +97,11 @@ class Held(Generic[Given]):
             left = partial(self._stage.let_go, GeneratorExit(), locked=True)
             self._stage.keeper.when_unlocked(left)
 
+    def give_back(self, error: BaseException) -> None:
+        """Let go of it, if it is not counted or given back yet."""
+        if self._open:
+            self._let_go(error)
+
     def _begin(self) -> None:
         if self._begun:
             raise LzeroAsyncError("This was entered before; call training() or collecting() for every block.")

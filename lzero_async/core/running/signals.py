@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from lzero_async.clock import RealClock
+from lzero_async.errors import SystemRefused
 from lzero_async.threads import ThreadGroup
 
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -42,7 +43,7 @@ class OrderlyStop:
         try:
             # The interrupted code may hold the coordinator's lock, so another thread takes it.
             ThreadGroup(RealClock(), "lzero").start("signals", lambda: self._listen(numbers))
-        except Exception:
+        except SystemRefused:
             os.close(numbers)
             raise
         foreign = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
