@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     return exit_code(lambda: train(parse_arguments(arguments)))
 
 
-def train(flags: argparse.Namespace, *, make_source: Callable[[MbpoOptions], EnvSource] = GymSource) -> int:
+def train(flags: argparse.Namespace, *, make_source: Callable[[MbpoOptions], EnvSource] | None = None) -> int:
     """Options, folder; then train, evaluate once more, and say where everything is."""
     changes = COMMAND.changes(flags)
     with FolderLock() as lock:
@@ -92,7 +92,7 @@ def train(flags: argparse.Namespace, *, make_source: Callable[[MbpoOptions], Env
             check_same_run(saved, state, options)
         if options.device != "auto":
             present_device("device", options.device)
-        source = make_source(options)
+        source = (make_source or GymSource)(options)
         folder = free_folder(options.exp_name, saved, lock, HARMLESS)
         with logging_to(folder, "zoo.mbpo"):
             say_folder(folder, options.exp_name, saved)
