@@ -159,6 +159,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(files[3])
     for file in files[:4]:
         os.close(file)
+    os.sched_setaffinity(0, request["cores"])
+    os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv[:] = request["argv"] or sys.argv

@@ -113,6 +113,12 @@ class Forked:
                 os.kill(self.pid, signal.SIGKILL)
 
 
+def _umask() -> int:
+    """That of this process. It is not asked for by setting another one, which other threads would meet."""
+    with open("/proc/self/status") as status:
+        return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), 0o022)
+
+
 @contextlib.contextmanager
 def _descriptor(pid: int) -> Iterator[int]:
     descriptor = os.pidfd_open(pid)
@@ -167,10 +173,11 @@ class Template:
         argv: Sequence[str] = (),
     ) -> Forked | None:
         """A new process, in a session of its own, that calls `entry`, a module and a function, with `arguments` and then its own
-        numbers of `files`. It has this environment, these as its standard streams, and the folder of this process. Waits until
-        the imports are made. Raises OSError when the system allows no more processes."""
+        numbers of `files`. It has this environment, these as its standard streams, and the folder, cores and umask of
+        this process. Waits until the imports are made. Raises OSError when the system allows no more processes."""
         request = {
             "entry": entry, "arguments": arguments, "environment": dict(environment), "argv": list(argv),
+            "cores": os.sched_getaffinity(0), "umask": _umask(),
         }  # fmt: skip
         with self._lock:
             if self._why or not self._wait_until_ready():

@@ -95,6 +95,21 @@ def test_each_worker_has_its_own_variables_output_folder_session_and_random_numb
     assert marker.read_text() == "x"
 
 
+def test_a_worker_has_the_cores_and_the_umask_that_its_program_has_now(marker: Path) -> None:
+    backend = ProcessBackend(preload=["warm_marker"])
+    look = "import os; result = os.sched_getaffinity(0), os.umask(0)"
+    cores, umask = os.sched_getaffinity(0), os.umask(0o022)
+    try:
+        assert start(backend).call("do", look) == (cores, 0o022)
+        os.umask(0o077)
+        os.sched_setaffinity(0, {min(cores)})
+        assert start(backend).call("do", look) == ({min(cores)}, 0o077)
+    finally:
+        os.umask(umask)
+        os.sched_setaffinity(0, cores)
+        backend.close()
+
+
 def test_torch_has_the_threads_and_the_random_numbers_of_a_new_process() -> None:
     pytest.importorskip("torch")
     backend = ProcessBackend(preload=["torch"])
