@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ LONGEST: Final = ("docs", "ray", "tests/zoo/priorzero/test_run.py", "tests/zoo/e
     "tests/zoo/priorzero/test_vllm_pool.py",
 )  # fmt: skip
 """Groups by the seconds that they take, measured (`make test` prints the durations)."""
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in a shell's background, and so in what it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def group_of(nodeid: str) -> str:

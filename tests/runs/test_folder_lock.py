@@ -17,6 +17,7 @@ import pytest
 from lzero_async.errors import ConfigError
 from lzero_async.runs import checkpoint
 from lzero_async.runs.folder_lock import LOCK, FolderLock, holder
+from lzero_async.runs.options import as_dict
 from lzero_async.runs.run_dir import find_checkpoint, free_folder, say_folder
 from tests.sentences import assert_one_sentence
 
@@ -283,7 +284,7 @@ def test_a_second_program_has_its_own_folder_and_cannot_resume_the_first(
         folders.append(folder)
         if len(folders) == 1:
             codes.append(module.main(words))
-            plain = json.loads(json.dumps(options))
+            plain = json.loads(json.dumps(as_dict(options)))
             checkpoint.save(folder / "ckpt" / "last.safetensors", {"options": plain, "learner": 1}, kind)
             capsys.readouterr()
             codes.append(module.main([*words, "--resume"]))

@@ -161,7 +161,7 @@ def test_the_failure_of_the_last_collector_ends_the_run(
 def test_environments_that_fail_from_the_start_end_the_run_and_leave_the_name_free(
     tmp_path: Path, strike: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*words: Any) -> None:
+    def broken(*words: Any, **options: Any) -> None:
         raise RuntimeError("no simulator here")
 
     monkeypatch.setattr("zoo.mbpo.collect.roles.gym_collector", broken)

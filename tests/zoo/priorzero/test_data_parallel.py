@@ -421,7 +421,7 @@ def test_a_rank_that_is_lost_after_its_train_costs_nothing() -> None:
         ({"learner_ranks": 2, "learner_device": "cuda:0,cpu"}, ["cuda:0,cpu", "CPU all of them"]),
         ({"learner_ranks": 4, "learner_device": "cuda:0,cuda:1"}, ["4 learner ranks", "one device for each"]),
         ({"learner_device": "cuda:0,cuda:1"}, ["one learner", "learner_ranks to 2"]),
-        ({"learner_ranks": 2, "learner_device": "tpu,cpu"}, ["learner_device", "tpu"]),
+        ({"learner_ranks": 2, "learner_device": "tpu,cpu"}, ["policy_config.device", "tpu"]),
     ],
 )
 def test_bad_options_are_one_sentence(changes: dict[str, Any], words: list[str]) -> None:
