@@ -261,6 +261,8 @@ every_case = pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CAS
 ALIKE = {  # lines that others pass, too
     "alone, degree 0", "alone, degree 1", "a train that fails once, degree 1", "beside a collector, degree 1",
     "beside a learner, degree 1", "rejected beside a collector, degree 2", "run, degree 0", "run, degree 1", "run, degree 2",
+    "run, degree 0, evaluations in the background", "alone, degree 0, evaluations in the background", "in blocks, degree 0",
+    "paused beside a collector, degree 1", "two collects per train, degree 0",
 }  # fmt: skip
 
 

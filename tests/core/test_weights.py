@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +86,16 @@ def test_torch_tensors_are_detached_copies() -> None:
     assert not tensor.requires_grad
 
 
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads take turns a hundred times as often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 100)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
 def test_readers_never_see_half_an_update() -> None:
     store = WeightStore()
     a, b = np.zeros(1000), np.zeros(1000)
