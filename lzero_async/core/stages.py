@@ -24,6 +24,7 @@ from lzero_async.types import Batch, CollectContext, EvalContext, LearnerState
 from lzero_async.validation import real_number
 
 log = logging.getLogger("lzero_async")
+_WAITS: Final = {kind: f"wait {kind}" for kind in ("collect", "commit", "train", "eval")}
 _GIVEN_UP: Final = (Stopped, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)  # ends of a run, no failures
 
 
@@ -128,7 +129,7 @@ class Stage(Holder):
     def waits(self, parked: Parked) -> None:
         """A wait begins."""
         self.shown = WAITING
-        self.keeper.activity.enter(self.track, f"wait {parked.kind}", parked.since, WAITING)
+        self.keeper.activity.enter(self.track, _WAITS[parked.kind], parked.since, WAITING)
 
     def waited(self, parked: Parked) -> Ticket:
         """A wait is over: trace it, and return what was granted."""
@@ -136,7 +137,7 @@ class Stage(Holder):
         self.keeper.activity.leave(self.track, end, WAITING)
         self.shown = ""
         if self.parts.trace is not None:
-            self.parts.trace.span(self.track, f"wait {parked.kind}", parked.since, end)
+            self.parts.trace.span(self.track, _WAITS[parked.kind], parked.since, end)
             if parked.kind == "commit":
                 self.parts.trace.counters(end, **_counters(self.keeper))
         return self.keeper.served(parked)

@@ -22,6 +22,7 @@ class Pauses:
     def __init__(self) -> None:
         self._blocks: set[int] = set()
         self.count = 0
+        self.ever = False  # there was one: until then no wait has to be looked at
         self.since: float | None = None
         self._past = 0.0
         self.waiters: list[Waiter] = []  # of blocks that wait until what runs has ended
@@ -34,7 +35,7 @@ class Pauses:
     def open(self, block: int) -> None:
         """One more block; asking twice is allowed."""
         self._blocks.add(block)
-        self.count = len(self._blocks)
+        self.count, self.ever = len(self._blocks), True
 
     def is_last(self, block: int) -> bool:
         """Whether no other block is open."""

@@ -63,7 +63,7 @@ class Serving:
                 if (ticket := self._start_train()) is not None:
                     if not self._serve(trains[0], ticket):
                         continue
-                elif self._drained():
+                elif self._max_collect is not None and self._drained(self._max_collect):
                     self._release(trains[0], Stopped("max_collect"))
             if not collects or (ticket := self._try_collect()) is None:
                 break
@@ -110,7 +110,8 @@ class Serving:
         return not self.pauses.count and self.gate.eval_rule() is None
 
     def _park(self, parked: Parked) -> Parked:
-        parked.paused = self.pauses.seconds(parked.since)
+        if self.pauses.ever:
+            parked.paused = self.pauses.seconds(parked.since)
         if parked.ticket is None:
             self._lines[parked.kind].append(parked)
         else:
@@ -182,7 +183,9 @@ class Serving:
 
     def _count_wait(self, parked: Parked) -> None:
         now = self.clock.now()
-        seconds = now - parked.since - (self.pauses.seconds(now) - parked.paused)
+        seconds = now - parked.since
+        if self.pauses.ever:
+            seconds -= self.pauses.seconds(now) - parked.paused
         self.recorder.waited("collect" if parked.kind == "commit" else parked.kind, seconds)
 
     def _try_collect(self) -> Ticket | None:
@@ -200,16 +203,12 @@ class Serving:
                 return "max_train"
         return None
 
-    def _drained(self) -> bool:
+    def _drained(self, max_collect: int) -> bool:
         """Whether max_collect batches were collected and everything that could be trained was."""
         gate = self.gate
-        return (
-            self._max_collect is not None
-            and not gate.tickets
-            and not gate.ready
-            and gate.running is None
-            and self.recorder.count(gate, "committed") >= self._max_collect
-        )
+        if gate.tickets or gate.ready or gate.running is not None:
+            return False
+        return self.recorder.count(gate, "committed") >= max_collect
 
     def _collectors_are_held_back(self) -> bool:
         return bool(self._lines["collect"] or self._commits)
