@@ -648,6 +648,16 @@ def test_timeouts_of_coroutines() -> None:
 # -- resume ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_resume_wants_one_batch_for_each_that_waits(number: int) -> None:
+    first, second = AsyncTrainingCoordinator(3), AsyncTrainingCoordinator(3)
+    for name in ("a", "b"):
+        first.run_collect(lambda n=name: n)
+    with pytest.raises(ConfigError, match=f"2 waiting batches, but {number} were given"):
+        second.load_state_dict(first.state_dict(), batches=["data"] * number)
+    assert second.collect_count == 0
+
+
 def test_resume_continues_counts_versions_and_waiting_batches() -> None:
     first = AsyncTrainingCoordinator(3, num_collectors=2)
     for name in ("a", "b", "c"):

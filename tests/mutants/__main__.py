@@ -55,7 +55,8 @@ _CORE: Final = (
     "test_gate", "test_coordinator", "test_rejected", "test_own_loop", "test_batches",
     "test_runs_apart", "test_failures_seen", "test_queue_use", "test_loop", "test_limits",
     "test_regressions", "test_statistics_and_trace", "test_activity", "test_weights", "test_hostile_states", "test_ordering",
-    "test_collects_per_train", "test_state_machine", "test_gate_walk", "test_interrupts",
+    "test_collects_per_train", "test_pausing", "test_run_async", "test_adaptive", "test_state_machine", "test_gate_walk",
+    "test_interrupts",
 )  # fmt: skip
 AREAS: Final = {
     "gate": Area("lzero_async", ("/gate.py", "/core/account.py"), _CORE),

@@ -150,6 +150,13 @@ def locate(root: Path, package: str, fault: Fault) -> Mutant:
 
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "_take: capacity = 1 << max(16, (size - 1).bit_length()) -> capacity = 1 << max(16, (size - 2).bit_length())": (
+        "sizes are multiples of the alignment, so that both are the same"
+    ),
+    "__init__: self.rank = (0, 0) -> self.rank = (0, 1)": "a request gets its rank before anybody compares it",
+    "tensors_travel_in_parcels: if importlib.util.find_spec('torch') is None: -> if importlib.util.find_spec('torch') is not None:": (  # noqa: E501
+        "it is a check of the conformance suite, not a parcel"
+    ),
     "_line_up: priority = 0.0 -> priority = 1.0": "a line in order of arrival needs equal priorities, whatever they are",
 }
 """Drawn mutants that no test can kill, by name, with the reason."""
