@@ -648,6 +648,18 @@ def test_timeouts_of_coroutines() -> None:
 # -- resume ------------------------------------------------------------------------------------------------------------------
 
 
+def test_only_so_many_collectors_are_active_as_were_asked_for() -> None:
+    coordinator = AsyncTrainingCoordinator(3, num_collectors=3)
+    coordinator.set_active_collectors(1)
+    with coordinator.collecting() as ticket:
+        assert not coordinator.can_collect()
+        coordinator.set_active_collectors(2)
+        assert coordinator.can_collect()
+        ticket.data = "a"
+    with pytest.raises(ConfigError, match="only 3 collectors"):
+        coordinator.set_active_collectors(4)
+
+
 @pytest.mark.parametrize("number", [1, 3])
 def test_resume_wants_one_batch_for_each_that_waits(number: int) -> None:
     first, second = AsyncTrainingCoordinator(3), AsyncTrainingCoordinator(3)

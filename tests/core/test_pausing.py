@@ -349,3 +349,16 @@ def test_a_pause_that_is_over_ends_no_later_one() -> None:
         assert not coordinator.can_collect()
         later.__exit__(None, None, None)
         assert coordinator.can_collect()
+
+
+@pytest.mark.parametrize("degree", [0, 1])
+def test_a_run_that_begins_in_a_pause_waits_for_its_end(degree: int) -> None:
+    with VirtualClock() as clock:
+        coordinator = make(clock, degree)
+        with coordinator.paused():
+            run = running(clock, coordinator, max_seconds=10.0)
+            clock.sleep(100.0)
+            stats = coordinator.get_statistics()
+            assert (stats["collect_count"], stats["open_collects"]) == (0, 0)
+        assert run.end().statistics["train_count"] > 1
+        coordinator.close()

@@ -153,6 +153,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "_take: capacity = 1 << max(16, (size - 1).bit_length()) -> capacity = 1 << max(16, (size - 2).bit_length())": (
         "sizes are multiples of the alignment, so that both are the same"
     ),
+    "request_commit: return ticket -> return None": "only whether it is a parked request is looked at",
     "__init__: self.rank = (0, 0) -> self.rank = (0, 1)": "a request gets its rank before anybody compares it",
     "tensors_travel_in_parcels: if importlib.util.find_spec('torch') is None: -> if importlib.util.find_spec('torch') is not None:": (  # noqa: E501
         "it is a check of the conformance suite, not a parcel"
