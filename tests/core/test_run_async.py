@@ -49,8 +49,7 @@ def test_cancelling_stops_the_run_in_order(degree: int) -> None:
         running = asyncio.create_task(
             coordinator.run_async(lambda context: "data", lambda batch: trained.set(), **QUIET)
         )
-        while not trained.is_set():
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(trained.wait, 20.0)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -76,8 +75,7 @@ def test_cancelling_lets_what_runs_finish_and_cancelling_again_does_not() -> Non
         collecting.clear()
         may_end.clear()
         running = asyncio.create_task(coordinator.run_async(collect, lambda batch: None, **QUIET))
-        while not collecting.is_set():
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(collecting.wait, 20.0)
         for _ in range(times):
             running.cancel()
             await asyncio.sleep(0.01)
