@@ -8,7 +8,7 @@ PARALLEL := -n 2
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale bench-warm against docs docs-blocks soak mutants vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async lightzero lightzero-all bench-lightzero learn-lightzero mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale bench-warm against docs docs-blocks soak mutants vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -27,6 +27,18 @@ learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 2 minutes ea
 
 mbpo: $(STAMP) ## train MBPO on Pendulum, batch by batch (about 2 minutes)
 	$(PY) zoo/mbpo/train.py --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --max_env_steps 15000 $(ARGS)
+
+lightzero: $(STAMP) ## train a LightZero config asynchronously: cartpole with UniZero (about 3 minutes)
+	$(VENV)/bin/lzero-async lightzero cartpole_unizero --exp_name runs/lightzero --async_eval --max_seconds 150 $(ARGS)
+
+lightzero-all: $(STAMP) ## every LightZero config that runs here, serial and at degrees 0, 1 and 2 (about 45 minutes; resumable)
+	$(PY) -m tests.lightzero.conformance
+
+bench-lightzero: $(STAMP) ## LightZero configs at degree 2 beside LightZero's own serial entries (about 40 minutes; resumable)
+	$(PY) -m benchmarks.lightzero
+
+learn-lightzero: $(STAMP) ## learning of LightZero configs, serial and at degrees 0, 2 and 8; resumable
+	$(PY) -m benchmarks.learn_lightzero
 
 learn-mbpo: $(STAMP) ## MBPO's learning curves: three trainers, three seeds each; resumable
 	$(PY) -m benchmarks.learn_mbpo

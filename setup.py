@@ -16,6 +16,14 @@ RUNS = [
     "psutil>=5.9",
     "matplotlib>=3.7",
 ]
+LIGHTZERO = [
+    "LightZero==0.2.0; python_version < '3.12'",
+    "DI-engine==0.5.3; python_version < '3.12'",
+    "gym>=0.25",
+    "gymnasium>=0.28,<1",
+    "torch>=2.0",
+    "easydict>=1.13",
+]
 
 
 class BuildPy(build_py):
@@ -38,10 +46,10 @@ setup(
     packages=find_packages(include=["lzero_async", "lzero_async.*", "zoo", "zoo.*"]),
     package_data={
         "lzero_async": ["py.typed"],
+        "lzero_async.lightzero": ["*.lock.txt"],
         "zoo.episode_ppo": ["*.sh"],
         "zoo.mbpo": ["*.sh"],
         "zoo.jericho.priorzero": [
-            "*.lock.txt",
             "games/*.z5",
             "games/*.inf",
             "games/*.txt",
@@ -54,6 +62,7 @@ setup(
         "console_scripts": ["lzero-async = lzero_async.__main__:main"],
         "lzero_async.applications": [
             "episode_ppo = zoo.episode_ppo.application:APPLICATION",
+            "lightzero = lzero_async.lightzero.application:APPLICATION",
             "mbpo = zoo.mbpo.application:APPLICATION",
             "priorzero = zoo.jericho.priorzero.application:APPLICATION",
         ],
@@ -65,18 +74,23 @@ setup(
         # installs the tested set, requirements/stack.lock.txt, which the wheel carries.
         "priorzero": [
             *RUNS,
-            "LightZero==0.2.0; python_version < '3.12'",
-            "DI-engine==0.5.3; python_version < '3.12'",
-            "gym>=0.25",
+            *LIGHTZERO,
             "tensorboard>=2.14",
             "jericho>=3.3.1",
-            "torch>=2.0",
             "transformers>=4.40",
-            "easydict>=1.13",
             "safetensors>=0.4",
             "httpx>=0.25",
             "gguf>=0.10",
             "accelerate>=1.0",
+        ],
+        "lightzero": [*RUNS, *LIGHTZERO],
+        # Environments of LightZero's zoo that its own requirements leave out: Box2D's, and Atari with the ROMs of your own.
+        "lightzero-envs": [
+            "Box2D==2.3.10",
+            "pygame>=2.5",
+            "imageio>=2.14",
+            "ale-py==0.8.1",
+            "opencv-python-headless>=4.5,<4.12",
         ],
         "mbpo": [*RUNS, "torch>=2.0", "gymnasium>=0.28,<1", "easydict>=1.13"],
         "episode_ppo": [*RUNS, "torch>=2.0", "gymnasium>=0.28,<1", "easydict>=1.13"],

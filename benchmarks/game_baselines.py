@@ -14,8 +14,8 @@ import numpy as np
 
 def measure(mode: str, episodes: int, max_steps: int, seed: int, temperature: float) -> dict:
     """Play whole episodes in one of the player's modes (`random`, `llm`) and sum them up."""
+    from lzero_async.lightzero.silence import quiet
     from zoo.jericho.priorzero.options import build_options
-    from zoo.jericho.priorzero.silence import quiet
 
     with quiet():
         from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game

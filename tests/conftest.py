@@ -15,9 +15,11 @@ GROUPS: Final = {
     "ray": ("test_ray_",),
     "docs": ("test_docs", "test_packaging"),
 }
-LONGEST: Final = ("docs", "ray", "tests/zoo/priorzero/test_run.py", "tests/zoo/episode_ppo/test_bad_data.py",
+LONGEST: Final = ("docs", "ray", "tests/lightzero/test_runs.py", "tests/zoo/priorzero/test_run.py",
+    "tests/zoo/episode_ppo/test_bad_data.py",
     "tests/zoo/episode_ppo/test_run.py", "tests/zoo/episode_ppo/test_chaos.py", "tests/zoo/priorzero/test_data_parallel.py",
     "tests/zoo/test_poisoned.py", "tests/zoo/priorzero/test_reanalyze.py", "tests/zoo/mbpo/test_bad_data.py",
+    "tests/lightzero/test_learner.py", "tests/lightzero/test_chaos.py",
     "tests/zoo/mbpo/test_run.py", "tests/zoo/mbpo/test_evaluations.py", "tests/workers/test_parcels.py",
     "tests/zoo/mbpo/test_chaos.py", "tests/zoo/episode_ppo/test_nasim.py",
     "tests/zoo/priorzero/test_soundness.py", "tests/workers/test_chaos.py", "tests/zoo/priorzero/test_vllm.py",

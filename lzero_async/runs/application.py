@@ -53,7 +53,7 @@ class Application(ABC):
         self.ended_by: str | None = None
         self.target_reached = False  # the run ended because its best weights reached the target, twice
         self.final: Any = None  # the final evaluation
-        self.eval_every = 0
+        self.eval_every: int | None = 0  # trains between evaluations; None where a function says when one is due
         self.earlier_seconds = 0.0  # of the run before its last resume
         self.role_set = RoleSet(backend, folder, lambda: self._roles())
         self.observer = RunObserver(self, progress)
@@ -138,7 +138,8 @@ class Application(ABC):
         try:
             self.progress.watch(self.view)
             loop = self._loop()
-            self.eval_every = loop.get("eval_every", 0)
+            every = loop.get("eval_every", 0)
+            self.eval_every = None if callable(every) else every
             result = self.coordinator.run(
                 train_fn=self._train, after_train=self._after_train, print_statistics=False, **loop
             )

@@ -33,7 +33,8 @@ class Comparison:
 
     `ways` are the asynchronous modes, the first one is the default. `defaults` are given to both runs and `async_defaults` to
     the asynchronous one unless the user gives them; `async_only` and `sync_only` (by way) reach only one of the runs. `refused`
-    says why an option cannot be given. `limits` take away the application's own limits, since `seconds` ends a run.
+    says why an option cannot be given. `limits` take away the application's own limits, since `seconds` ends a run. `subject`
+    names the word that the application wants before its options, if it wants one.
     """
 
     sync: Words = ("--off_policy_degree", "0")
@@ -48,6 +49,7 @@ class Comparison:
     limits: Mapping[str, Words] = field(default_factory=dict)
     folder: Words = ("--exp_name", "{folder}")
     seconds: Words = ("--max_seconds", "{seconds:g}")
+    subject: str = ""
 
 
 @dataclass(frozen=True)

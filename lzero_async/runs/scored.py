@@ -54,6 +54,10 @@ class ScoredApplication(Application):
         """The counts that a checkpoint's description holds."""
         return self._now()
 
+    def _evaluation(self, version: int) -> tuple[Any, ...]:
+        """What the evaluator is told of an evaluation of this version, besides the weights and the repeat."""
+        return (self.options.eval_episodes,)
+
     def _say_evaluation(self, result: EvalResult, at: Mapping[str, int]) -> str:
         """What to print of an evaluation of weights that were trained so far."""
         return f"evaluation (version {result.version}): mean return {float(result.value):.1f}, {result.seconds:.1f} s"
@@ -105,7 +109,7 @@ class ScoredApplication(Application):
     def _evaluate(self, version: int, weights: Any, stop: StopSignal, repeat: int = 0) -> dict[str, Any]:
         options = self.options
         row: dict[str, Any] = self._ask_evaluator(
-            version, weights, options.eval_episodes, repeat, stop=stop, max_restarts=options.max_restarts,
+            version, weights, *self._evaluation(version), repeat, stop=stop, max_restarts=options.max_restarts,
             restart_backoff=options.restart_backoff,
         )  # fmt: skip
         row |= {**self._at.get(version, self._now()), "seconds_at": self._seconds_now()}

@@ -921,3 +921,34 @@ def test_a_background_role_that_fails_ends_the_run_with_its_own_exception() -> N
 def test_a_background_role_has_no_place_at_degree_0() -> None:
     with AsyncTrainingCoordinator(0) as coordinator, pytest.raises(ConfigError, match="in turn"):
         coordinator.run(lambda context: 1, lambda batch: None, background={"model": print}, max_train=1)
+
+
+@pytest.mark.parametrize("degree", [0, 2])
+def test_a_function_says_when_an_evaluation_is_due_and_the_first_ones_come_before_any_train(degree: int) -> None:
+    """LightZero counts updates, not trains, and evaluates the untrained weights once."""
+    evaluated: list[int] = []
+    trains = 0
+
+    def train(batch: Batch) -> None:
+        nonlocal trains
+        trains += 1
+
+    def evaluate(context: EvalContext) -> float:
+        evaluated.append(trains)
+        return 0.0
+
+    with AsyncTrainingCoordinator(degree, get_weights=lambda: 0) as coordinator:
+        coordinator.run(
+            lambda context: 1, train, evaluate, eval_every=lambda: trains in (2, 3, 7), eval_first=2, max_train=8,
+            print_statistics=False,
+        )  # fmt: skip
+        assert coordinator.get_statistics()["eval_count"] == 5
+    assert evaluated == [0, 0, 2, 3, 7]
+
+
+def test_first_evaluations_need_a_function_that_evaluates() -> None:
+    with (
+        AsyncTrainingCoordinator(0) as coordinator,
+        pytest.raises(ConfigError, match="eval_first is 1, but there is no eval_fn"),
+    ):
+        coordinator.run(lambda context: 1, lambda batch: None, eval_first=1, max_train=1)

@@ -6,7 +6,7 @@ sees on the page, say otherwise:
     <!-- not-run: reason -->                 nothing of the block is run
     <!-- not-run (fragment): reason -->      the lines that have the fragment are not
     <!-- run-with: --max_steps 400 -->       words that are put behind each command; also with a (fragment); {short_priorzero}
-                                             stands for what makes a run of PriorZero short, {free_port} for a port
+                                             and {short_lightzero} stand for what makes such a run short, {free_port} for a port
 
 At the end of a line of a `sh` block, `# not-run: reason` does the same for that line. Of several comments for a line the last one
 counts.
@@ -31,6 +31,10 @@ SHORT_PRIORZERO = (
     "--quick_test --max_iter 12 --set env_config.max_steps=3 --set policy_config.update_per_collect=2 "
     "--set llm_config.root_policy=wm_logits --set run_config.eval_every=0 --set run_config.checkpoint_every=0 "
     "--set run_config.eval_modes=world_model --set run_config.final_eval_modes=world_model"
+)
+SHORT_LIGHTZERO = (
+    "--plain --threads 1 --max_train_iter 24 --set policy.num_simulations=4 --set policy.batch_size=8 "
+    "--set policy.update_per_collect=4 --set policy.n_episode=8"
 )
 
 
@@ -60,7 +64,11 @@ class Piece(NamedTuple):
     @property
     def command(self) -> str:
         """What the shell is given."""
-        return f"{self.text} {self.more}".strip().replace("{short_priorzero}", SHORT_PRIORZERO)
+        return (
+            f"{self.text} {self.more}".strip()
+            .replace("{short_priorzero}", SHORT_PRIORZERO)
+            .replace("{short_lightzero}", SHORT_LIGHTZERO)
+        )
 
 
 class BadBlock(Exception):

@@ -16,6 +16,7 @@ import setuptools
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {  # and the extras whose packages the modules in them may import
     "lzero_async": {"runs"},
+    "lzero_async/lightzero": {"lightzero"},
     "lzero_async/workers/ray": {"ray"},
     "lzero_async/telemetry/prometheus.py": {"metrics"},
     "lzero_async/telemetry/prometheus_server.py": {"metrics"},

@@ -17,6 +17,7 @@ from easydict import EasyDict
 
 from lzero_async.__main__ import main
 from lzero_async.core.trace import TraceWriter
+from lzero_async.errors import ConfigError
 from lzero_async.runs.applications import PipelineDescription, find_application
 from lzero_async.runs.summary import write_summary
 from lzero_async.simulate.rounds import simulate_rounds
@@ -168,8 +169,8 @@ def test_episode_ppo_gets_its_two_collectors() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "--app is missing; installed are episode_ppo, mbpo, priorzero."),
-        ("--app chess", "There is no application 'chess'; installed are episode_ppo, mbpo, priorzero."),
+        ("", "--app is missing; installed are episode_ppo, lightzero, mbpo, priorzero."),
+        ("--app chess", "There is no application 'chess'; installed are episode_ppo, lightzero, mbpo, priorzero."),
         ("--app mbpo --trainer sync", "--trainer cannot be given to a comparison: it is what is compared"),
         (
             "--app mbpo --exp-name runs/y",
@@ -614,3 +615,14 @@ def test_an_application_is_run_twice_and_compared(app: str, line: str, same: dic
     assert numbers["different"] == {}
     assert 0 < numbers["async"]["busy"]["collectors"] <= 1
     assert done.stdout.count("collector 0  ") == 2
+
+
+def test_an_application_may_want_a_word_before_its_options() -> None:
+    request = parse(["--app", "lightzero", "cartpole_muzero", "--num_collectors", "2"])
+    together, in_turn = (request.command(asynchronous=way, folder=SYNC) for way in (True, False))
+    assert together[:3] == in_turn[:3] == ["train", "lightzero", "cartpole_muzero"]
+    assert "--num_collectors" in together and "--num_collectors" not in in_turn
+    with pytest.raises(ConfigError, match="CONFIG is missing"):
+        parse(["--app", "lightzero", "--num_collectors", "2"])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        parse(["--app", "mbpo", "cartpole_muzero"])

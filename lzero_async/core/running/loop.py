@@ -30,7 +30,8 @@ def run(
     train_fn: Callable[..., Any],
     eval_fn: Callable[..., Any] | None = None,
     *,
-    eval_every: int = 0,
+    eval_every: int | Callable[[], bool] = 0,
+    eval_first: int = 0,
     max_train: int | None = None,
     max_collect: int | None = None,
     max_seconds: float | None = None,
@@ -53,7 +54,8 @@ def run(
     function is plain or a coroutine function. At degree 0 all of them run in the calling thread in strict turn; above,
     collectors and learner each have a thread and the calling thread watches them.
 
-    eval_every: trains between evaluations (0: none). max_train, max_collect: counts to reach, those before a resume
+    eval_every: trains between evaluations (0: none), or a function that is asked after every train whether one is due.
+    eval_first: evaluations before the first train. max_train, max_collect: counts to reach, those before a resume
     included; no collect is started that they leave no use for. max_seconds: of the clock. stop_fn: asked before
     every train. eval_target: a score that ends the run, from a background evaluation too, if a second evaluation of the
     same weights (its context's `repeat` is 1) confirms it: the mean of both is the result. on_eval: called with every
@@ -72,7 +74,8 @@ def run(
         collect,
         train_fn,
         eval_fn,
-        eval_every=whole_number("eval_every", eval_every, 0),
+        eval_every=eval_every if callable(eval_every) else whole_number("eval_every", eval_every, 0),
+        eval_first=whole_number("eval_first", eval_first, 0),
         max_train=max_train,
         max_collect=max_collect,
         max_seconds=max_seconds,
@@ -101,7 +104,8 @@ class _Run(CollectorSession):
         train_fn: Callable[..., Any],
         eval_fn: Callable[..., Any] | None,
         *,
-        eval_every: int,
+        eval_every: int | Callable[[], bool],
+        eval_first: int,
         stop_fn: Callable[[], bool] | None,
         scores: Scores,
         after_train: Callable[[], object] | None,
@@ -111,8 +115,9 @@ class _Run(CollectorSession):
         for name, fn in (("train_fn", train_fn), ("eval_fn", eval_fn)):
             if not callable(fn) and not (name == "eval_fn" and fn is None):
                 raise ConfigError(f"{name} is {fn!r}; it must be a function.")
-        if eval_every and eval_fn is None:
-            raise ConfigError(f"eval_every is {eval_every}, but there is no eval_fn; pass one or set eval_every to 0.")
+        for name, given in (("eval_every", eval_every), ("eval_first", eval_first)):
+            if given and eval_fn is None:
+                raise ConfigError(f"{name} is {given}, but there is no eval_fn; pass one or set {name} to 0.")
         if eval_fn is not None and not eval_every:
             raise ConfigError(
                 "eval_fn would never be called: eval_every is 0; set it to the trains between evaluations."
@@ -129,6 +134,7 @@ class _Run(CollectorSession):
             )
         callbacks = {
             "stop_fn": stop_fn, "on_eval": scores.on_eval, "after_train": after_train,
+            "eval_every": eval_every if callable(eval_every) else None,
             **{f"background role {name!r}": role for name, role in background.items()},
         }  # fmt: skip
         for name, callback in callbacks.items():
@@ -142,7 +148,8 @@ class _Run(CollectorSession):
         super().__init__(coordinator, collect, **session)
         self.train_fn = train_fn
         self.eval_fn = None if eval_fn is None else scores.confirming(eval_fn)
-        self.eval_every = eval_every
+        self._is_due = eval_every if callable(eval_every) else partial(self._is_time, eval_every)
+        self.eval_first = eval_first
         self.stop_fn, self.scores, self.after_train = stop_fn, scores, after_train
         self.background = background
 
@@ -190,6 +197,9 @@ class _Run(CollectorSession):
         """Collect (only `here`, at degree 0; else collectors do), train, evaluate, until a stop condition holds."""
         coordinator, runner = self.coordinator, self._new_runner()
         try:
+            for _ in range(self.eval_first):
+                self._evaluate_unless_over(runner)
+                self.scores.deliver()
             while not self._ended() and not self._asked_to_stop():
                 try:
                     if here and (not self._collect_here(runner) or self._time_is_over()):
@@ -221,15 +231,22 @@ class _Run(CollectorSession):
             self._end("stop_fn")
         return bool(self.reason)
 
+    def _is_time(self, every: int) -> bool:
+        return bool(every) and self.coordinator.train_count % every == 0
+
     def _evaluate_if_due(self, runner: LoopRunner) -> None:
+        if self._is_due():
+            self._evaluate_unless_over(runner)
+
+    def _evaluate_unless_over(self, runner: LoopRunner) -> None:
         """Evaluate, or have it done, unless the run has to end: then the train that was made is taken into account only."""
-        if not self.eval_every or self.coordinator.train_count % self.eval_every or self._time_is_over():
+        if self._time_is_over():
             return
         try:
             self._evaluate(runner)
         except GateTimeout as error:
             if self._was_paused(error):
-                self._evaluate_if_due(runner)
+                self._evaluate_unless_over(runner)
             elif not self._time_is_over():
                 raise
         except Stopped as error:

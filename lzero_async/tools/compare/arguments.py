@@ -49,6 +49,7 @@ class Request:
     json: Path | None
     png: Path | None
     items: tuple[Item, ...]
+    subject: tuple[str, ...] = ()  # what stands before the options
 
     def command(self, *, asynchronous: bool, folder: Path) -> list[str]:
         """The words behind `lzero-async` that make one of the runs, into `folder`."""
@@ -65,7 +66,7 @@ class Request:
         words += [word for item in given for word in item.words]
         words += [word.format(seconds=self.seconds) for word in known.seconds] if self.seconds else ()
         words += [word.format(folder=folder) for word in known.folder]
-        return ["train", self.app.name, *(known.ways[self.way] if asynchronous else known.sync), *words]
+        return ["train", self.app.name, *self.subject, *(known.ways[self.way] if asynchronous else known.sync), *words]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,6 +107,10 @@ def parse(arguments: Sequence[str]) -> Request:
             f"--asynchronous is {flags.asynchronous!r}, but {app.name} has one asynchronous mode only; leave it out."
         )
     way = ways[0] if flags.asynchronous is None else one_of("--asynchronous", flags.asynchronous, ways)
+    subject = app.comparison.subject
+    leading = (rest.pop(0),) if subject and rest and not rest[0].startswith("--") else ()
+    if subject and not leading and (flags.sync_run is None or flags.async_run is None):
+        raise ConfigError(f"{subject} is missing; write it before the options: compare --app {app.name} {subject} ...")
     items = tuple(_items(rest))
     _check(app, items)
     if items and flags.sync_run is not None and flags.async_run is not None:
@@ -113,7 +118,7 @@ def parse(arguments: Sequence[str]) -> Request:
     if flags.png is not None and flags.png.suffix != ".png":
         raise ConfigError(f"--png is {str(flags.png)!r}; its name must end with .png.")
     seconds = number_between("--seconds", flags.seconds, 0, 1e9)
-    return Request(app, way, seconds, flags.out, flags.sync_run, flags.async_run, flags.json, flags.png, items)
+    return Request(app, way, seconds, flags.out, flags.sync_run, flags.async_run, flags.json, flags.png, items, leading)
 
 
 def _items(words: Sequence[str]) -> Iterable[Item]:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from lzero_async import Parcel, make_backend
 from lzero_async.errors import ConfigError, Stopped, WorkerDied
+from lzero_async.lightzero.silence import quiet
 from lzero_async.runs.role_set import thread_limit
 from lzero_async.workers.calls import CallStop
 from tests.zoo.priorzero.test_learner import FEATURES, SLOTS, episode
@@ -31,7 +32,6 @@ from zoo.jericho.priorzero.play.components import Parts
 from zoo.jericho.priorzero.roles.learner import LearnerRole
 from zoo.jericho.priorzero.roles.learner_group import LOOPBACK, LearnerGroup, on_loopback
 from zoo.jericho.priorzero.roles.rank import RankRole
-from zoo.jericho.priorzero.silence import quiet
 
 TRAINS = 20
 

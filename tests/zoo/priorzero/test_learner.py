@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lzero_async.errors import ConfigError
+from lzero_async.lightzero.silence import quiet
 from lzero_async.runs import checkpoint
 from zoo.jericho.priorzero.learn.learner import Learner
 from zoo.jericho.priorzero.learn.saving import CHECKPOINT
 from zoo.jericho.priorzero.options import build_options, unizero_config
 from zoo.jericho.priorzero.play.open_game import Episode
-from zoo.jericho.priorzero.silence import quiet
 
 SLOTS, FEATURES = 4, 6
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from lzero_async.lightzero.dice import repeatable, seed_dice
+from lzero_async.lightzero.silence import quiet
 from zoo.jericho.priorzero.learn.learner import Learner
 from zoo.jericho.priorzero.options import build_options, unizero_config
 from zoo.jericho.priorzero.play.search import RootInput, TreeSearch
-from zoo.jericho.priorzero.play.tree_seed import repeatable, seed_tree
-from zoo.jericho.priorzero.silence import quiet
 
 SLOTS, FEATURES = 5, 12
 
@@ -142,14 +142,14 @@ def test_the_root_policy_steers_the_search(learner: Learner) -> None:
 
 
 def test_equal_seeds_give_equal_searches_and_others_do_not(learner: Learner) -> None:
-    """Without tree_seed the first child of every node is drawn by the time of day."""
+    """Without seed_dice the first child of every node is drawn by the time of day."""
     rng = np.random.default_rng(6)
     roots = [window(rng, 1) for _ in range(4)]
     search = TreeSearch(learner.model, learner.cfg, max_window=1)
-    assert repeatable()
+    assert repeatable("mz_tree")
 
     def visits(seed: int) -> list[list[float]]:
-        seed_tree(seed)
+        seed_dice(seed)
         return [output.visits.tolist() for output in search.run(roots, lambda logits: logits, num_simulations=20)]
 
     assert all(visits(7) == visits(7) for _ in range(5))

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from lzero_async.errors import BadData
+from lzero_async.lightzero.silence import quiet
 from lzero_async.runs.soundness import first_bad
 from lzero_async.types import TrainReport
 from zoo.jericho.priorzero.learn.careful import MOST_BAD_UPDATES, BadUpdate, CarefulUpdate, check_batch, check_episode
 from zoo.jericho.priorzero.play.open_game import Episode
-from zoo.jericho.priorzero.silence import quiet
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.learn.reanalyze import Fresh

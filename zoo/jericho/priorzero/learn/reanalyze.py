@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lzero_async.lightzero.dice import seed_dice
+from lzero_async.lightzero.silence import quiet
 from lzero_async.types import StopSignal
 from lzero_async.workers.calls import stopped
 from lzero_async.workers.parcels import Parcel
@@ -19,8 +21,6 @@ from zoo.jericho.priorzero.play.components import Parts, untouched_random
 from zoo.jericho.priorzero.play.open_game import Episode
 from zoo.jericho.priorzero.play.root_policy import mix_root_policies
 from zoo.jericho.priorzero.play.search import RootInput, TreeSearch
-from zoo.jericho.priorzero.play.tree_seed import seed_tree
-from zoo.jericho.priorzero.silence import quiet
 
 REANALYZE_STREAM = 3
 ROOTS_AT_ONCE = 64
@@ -64,7 +64,7 @@ class ReanalyzeRole:
             self.version = version
         data: Collected = collected.read()
         start = time.monotonic()
-        seed_tree(int(np.random.default_rng([self._seed, REANALYZE_STREAM, batch, version]).integers(2**31)))
+        seed_dice(int(np.random.default_rng([self._seed, REANALYZE_STREAM, batch, version]).integers(2**31)))
         found = [self._search_again(episode, stop) for episode in data.episodes]
         fresh = Fresh(batch, version, [visits for visits, _ in found], [values for _, values in found])
         seconds = time.monotonic() - start

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lzero_async.lightzero.silence import quiet
 from zoo.jericho.priorzero.options import check_device, numbered, take_device, unizero_config
 from zoo.jericho.priorzero.paths import valid_actions_file
-from zoo.jericho.priorzero.silence import quiet
 
 if TYPE_CHECKING:
     from easydict import EasyDict

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lzero_async.errors import BadData, ConfigError
+from lzero_async.lightzero.dice import seed_dice
 from lzero_async.runs.soundness import finite_rows, is_finite
 from zoo.jericho.priorzero.llm.prior import LLMPrior
 from zoo.jericho.priorzero.play.episode_scheduler import AllEnvironmentsFailed, Roster, Rounds, Thinker, Window
@@ -25,7 +26,6 @@ from zoo.jericho.priorzero.play.open_game import Episode, OpenGame
 from zoo.jericho.priorzero.play.root_policy import mix_root_policies
 from zoo.jericho.priorzero.play.search import RootOutput, TreeSearch
 from zoo.jericho.priorzero.play.text_encoder import TextEncoder
-from zoo.jericho.priorzero.play.tree_seed import seed_tree
 
 MODES = ("prior", "world_model", "llm", "random")
 _logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Player:
 
     def new_games(self, episodes: int, rng: np.random.Generator, seeds: Sequence[int] | None = None) -> list[OpenGame]:
         """This many episodes that have not begun; everything random in them follows from `rng` and the seeds."""
-        seed_tree(int(rng.integers(2**31)))
+        seed_dice(int(rng.integers(2**31)))
         drawn = rng.integers(1, 2**31 - 1, size=episodes).tolist()
         streams = rng.integers(2**63, size=(episodes, 2)).tolist()
         return [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zoo.jericho.priorzero.silence import quiet
+from lzero_async.lightzero.silence import quiet
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.learn.reanalyze import ReanalyzeRole

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lzero_async.errors import BadData
+from lzero_async.lightzero.silence import quiet
 from lzero_async.types import StopSignal
 from lzero_async.workers.calls import interrupted, stopped
 from lzero_async.workers.parcels import Parcel
@@ -18,7 +19,6 @@ from zoo.jericho.priorzero.play.components import Parts, untouched_random
 from zoo.jericho.priorzero.play.episodes import Player, Style
 from zoo.jericho.priorzero.play.open_game import Episode, OpenGame
 from zoo.jericho.priorzero.roles.factories import CollectOrder
-from zoo.jericho.priorzero.silence import quiet
 
 COLLECT_STREAM, EVAL_STREAM, PLAY_STREAM = 1, 2, 4  # 3 is the reanalyzers'
 EVENT_EVERY = 0.2  # seconds between two words to the parent about the steps made

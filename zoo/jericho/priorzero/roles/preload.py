@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from zoo.jericho.priorzero.silence import quiet
+from lzero_async.lightzero.silence import quiet
 
 MODULES = (
     "lzero.model.unizero_model",
