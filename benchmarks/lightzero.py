@@ -56,8 +56,8 @@ BALANCED = {
     "tictactoe_sampled_alphazero_sp_mode": (*STILL, *FEWER, "policy.mcts.num_simulations=10", "policy.batch_size=16"),
     # Not cartpole: its episodes are never seeded, and their lengths, and with them C, differ from run to run.
     "pendulum_cont_disc_muzero": (*STILL, *FEWER, "policy.num_simulations=6", "policy.batch_size=32"),
-    "cartpole_unizero": (
-        *STILL, *FEWER, "policy.num_simulations=5", "policy.batch_size=32", "policy.model.world_model_cfg.env_num=4",
+    "pendulum_cont_disc_unizero": (
+        *STILL, *FEWER, "policy.num_simulations=2", "policy.batch_size=32", "policy.model.world_model_cfg.env_num=4",
         "policy.model.world_model_cfg.collector_env_num=4",
     ),
 }  # fmt: skip

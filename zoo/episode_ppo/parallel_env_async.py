@@ -78,6 +78,7 @@ class AsyncEnvs:
         ]
         self._threads = ThreadGroup(RealClock(), "envs")
         self._started = 0
+        self._closed = False
         self._start(1)
 
     def _start(self, number: int) -> None:
@@ -149,9 +150,12 @@ class AsyncEnvs:
                 found = player.fail(slot, error)
                 self._emit(found)
             self._ended.put((slot, found))
+        if self._closed:  # late: nobody else does it
+            player.close()
+            self._watch.close()
 
     def close(self) -> None:
-        """End the environments; those that are in the middle of an episode end with the process."""
+        """End the environments; those that are in the middle of an episode end after it, or with the process."""
         while not self._slots.empty():
             self._slots.get()
         for _ in range(self._started):
@@ -160,6 +164,7 @@ class AsyncEnvs:
         for place, player in enumerate(self._players):
             if f"env-{place}" not in busy:
                 player.close()
+        self._closed = True  # a step that begins from here on starts the watch again
         self._watch.close()
 
 

@@ -19,7 +19,7 @@ from lzero_async.workers.calls import CallStop, listen
 from zoo.episode_ppo.envs.factories import FlatEnv
 from zoo.episode_ppo.parallel_env_async import AsyncEnvs
 from zoo.episode_ppo.play.episode import unpack
-from zoo.episode_ppo.play.player import REFUSED, Failure
+from zoo.episode_ppo.play.player import REFUSED, Failure, Slot
 from zoo.episode_ppo.play.pool import EpisodePool
 from zoo.episode_ppo.play.rounds import FIRST_TRIES
 
@@ -274,3 +274,32 @@ def test_when_no_episode_can_succeed_all_open_rounds_end_with_one_error(sort: st
     assert isinstance(rounds[0].error, ConfigError)
     rounds.append(pool._open(Snapshot(0, None), 4))
     assert {id(wanted.error) for wanted in rounds} == {id(rounds[0].error)}
+
+
+def test_an_environment_that_is_busy_when_its_worker_closes_leaves_no_thread() -> None:
+    """The next step of its episode starts the watch of steps again, after it was closed: the environment ends it, and itself."""
+    gates["busy"] = threading.Event()
+    inside, closed = threading.Event(), threading.Event()
+
+    class Busy(Counting):
+        def step(self, action: int) -> Any:
+            inside.set()
+            self.slow, self.length = True, 3
+            return super().step(action)
+
+        def close(self) -> None:
+            closed.set()
+
+    before = set(threading.enumerate())
+    envs = AsyncEnvs(lambda: FlatEnv(Busy("busy"), "Busy"), 1, 0, 5, print)
+    envs._policies.take([(0, Parcel(WEIGHTS))], 0)
+    envs._slots.put(Slot(0, 0, 0))
+    assert inside.wait(60)
+    envs.close()
+    assert not closed.is_set()
+    gates["busy"].set()
+    assert closed.wait(60)
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(10)
+    assert not [thread.name for thread in left if thread.is_alive()]
