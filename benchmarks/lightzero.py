@@ -57,7 +57,8 @@ BALANCED = {
     # Not cartpole: its episodes are never seeded, and their lengths, and with them C, differ from run to run.
     "pendulum_cont_disc_muzero": (*STILL, *FEWER, "policy.num_simulations=6", "policy.batch_size=32"),
     "pendulum_cont_disc_unizero": (
-        *STILL, *FEWER, "policy.num_simulations=2", "policy.batch_size=32", "policy.model.world_model_cfg.env_num=4",
+        *STILL, *FEWER, "policy.num_simulations=2", "policy.batch_size=32", "policy.model.world_model_cfg.num_layers=1",
+        "policy.model.world_model_cfg.embed_dim=64", "policy.model.world_model_cfg.env_num=4",
         "policy.model.world_model_cfg.collector_env_num=4",
     ),
 }  # fmt: skip
