@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,6 @@ def train(role: LearnerRole, batches: list[Parcel]) -> list[str]:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "environ", {**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.parametrize("name", CONFIGS)
