@@ -28,7 +28,7 @@ DEGREES = (0, 1, 2)
 UPDATES = 20
 AGAIN = ((1, 60), (2, 60))  # seeds and updates of the serial entry's further tries
 SAME = 60  # letters of an error that have to agree
-EXTRA = ("Box2D", "ale_py", "cv2", "imageio", "pygame")  # modules of the extra lightzero-envs
+EXTRA = ("Box2D", "cv2", "imageio", "pygame")  # modules of the extra lightzero-envs; gym loads ale_py by itself
 ATARI = dict(collect_max_episode_steps=40, eval_max_episode_steps=20)
 
 
