@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,8 +19,8 @@ class Together:
     """The parts that the roles of one process share, made when the first role is. What LightZero says goes to a file, as it does
     from roles that have a process."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._output = plan, Path(plan.folder) / "lightzero.out"
+    def __init__(self, plan: Plan, threads: int = 0) -> None:
+        self._plan, self._threads, self._output = plan, threads, Path(plan.folder) / "lightzero.out"
         self._parts: Parts | None = None
 
     def parts(self) -> Parts:
@@ -27,6 +28,8 @@ class Together:
         from lzero_async.lightzero.parts import ALL, Parts
 
         if self._parts is None:
+            if self._threads:
+                importlib.import_module("torch").set_num_threads(self._threads)
             with self.speaking_apart():
                 self._parts = Parts(self._plan, ALL)
         return self._parts

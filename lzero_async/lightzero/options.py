@@ -54,7 +54,7 @@ class Asynchrony:
         "wait: nothing is older than the degree; drop: what is older is dropped and counted; allow: it is used and reported",
     ] = "wait"
     threads: Annotated[
-        int, whole(0), "torch threads of a role that has a process (0: the cores divided by the roles)"
+        int, whole(0), "torch threads of a role; 0: the cores divided by the roles, at degree 0 what torch chooses"
     ] = 0
     ray_address: Annotated[str, RAY_ADDRESS] = ""
     ray_resources: Annotated[Resources, resources(*KINDS), ray_needs(*KINDS)] = field(default_factory=dict)

@@ -74,7 +74,7 @@ class LightZeroRun(ScoredApplication):
 
     def _build(self) -> None:
         options, plan, start = self.options, self.plan, partial(self.role_set.start, on_event=self._on_event)
-        together = None if self.role_set.place else factories.Together(plan)
+        together = None if self.role_set.place else factories.Together(plan, options.threads)
         threads = threads_of(options)
         self._records.prepare()  # while the template of the roles makes its imports
         self.learner = start("learner", partial(factories.learner, plan, together), threads=threads, pin_to_driver=True)

@@ -129,6 +129,8 @@ def test_a_run_that_is_killed_goes_on_where_its_checkpoint_is_and_lightzero_load
 def test_the_drop_in_functions_return_the_trained_policy_and_resume_with_new_limits(
     degree: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
     from lzero_async.lightzero import train_muzero
     from lzero_async.lightzero.parts import digest_of
     from lzero_async.lightzero.silence import quiet
@@ -136,12 +138,16 @@ def test_the_drop_in_functions_return_the_trained_policy_and_resume_with_new_lim
     from tests.lightzero.small import captured, shrink
 
     monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(2)
     call = shrink(captured("cartpole_muzero"), env_manager="base", off_policy_degree=degree)
     call.main.exp_name = "run"
     options = dict(plain=True, report=False, trace=False, threads=1)
     with quiet():
         first = train_muzero([call.main, call.create], seed=1, max_train_iter=5, **options)
         policy = train_muzero([call.main, call.create], max_train_iter=15, resume="run", plain=True)
+    assert torch.get_num_threads() == (
+        2 if degree else 1
+    )  # --threads holds where the roles are, which is here at degree 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["counts"]["updates"] == 15 and summary["statistics"]["off_policy_degree"] == degree
     from lzero_async.lightzero.learner import KIND
