@@ -45,7 +45,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results" / "lightzero.json"
-SECONDS = 20.0  # of a balanced serial run
+SECONDS = 20.0  # of a balanced serial run, at least
+ROUNDS = 24  # in it, at least: filling the pipeline costs ours one
 CALIBRATION = 4, 40  # update_per_collect and updates of the run that finds the balance
 FEWEST = 4  # rounds of collect and train: in fewer there is little to overlap
 TIMEOUT = 1800.0  # seconds after which a run has failed
@@ -249,7 +250,7 @@ def balance(config: str) -> dict[str, Any]:
     update = statistics.median(two - one for one, two in itertools.pairwise(ends))  # most lie in one round
     beside = statistics.median(two[1] - one[2] for one, two in later) - each * update  # storing, logging: once a round
     per_collect = max(1, round((collect - beside) / update))
-    rounds = max(8, round(SECONDS / (collect + beside + per_collect * update)))
+    rounds = max(ROUNDS, round(SECONDS / (collect + beside + per_collect * update)))
     return {
         "collect": collect, "update": update, "beside": beside, "update_per_collect": per_collect,
         "updates": rounds * per_collect,
