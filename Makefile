@@ -8,7 +8,7 @@ PARALLEL := -n 2
 SOURCES := lzero_async zoo tests benchmarks requirements setup.py $(wildcard docs/*.py) docs/examples
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick learn learn-async lightzero lightzero-all bench-lightzero learn-lightzero mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale bench-warm against docs docs-blocks soak mutants vllm vllm-test game lock clean
+.PHONY: help train quick learn learn-async learn-llm lightzero lightzero-all bench-lightzero learn-lightzero mbpo learn-mbpo episode-ppo learn-episode-ppo test test-browser pictures bench-seen chaos check lint types bench bench-async bench-mbpo bench-episode-ppo bench-ray bench-reanalyze bench-scale bench-warm against docs docs-blocks soak mutants vllm vllm-test game lock clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -24,6 +24,9 @@ learn: $(STAMP) ## the learning curves: three seeds, two at a time, 20 minutes e
 
 learn-async: $(STAMP) ## learning at degree 0, 2 and 8: five seeds, 2 minutes each, one at a time (40 minutes); resumable
 	$(PY) -m benchmarks.learn_async
+
+learn-llm: $(STAMP) ## the language model learns to play alone: three seeds, at most 60 minutes each; resumable
+	$(PY) -m benchmarks.learn_llm $(ARGS)
 
 mbpo: $(STAMP) ## train MBPO on Pendulum, batch by batch (about 2 minutes)
 	$(PY) zoo/mbpo/train.py --num_envs 8 --num_steps_per_env 25 --batch_queue_size 2 --max_env_steps 15000 $(ARGS)

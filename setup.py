@@ -82,6 +82,7 @@ setup(
             "httpx>=0.25",
             "gguf>=0.10",
             "accelerate>=1.0",
+            "peft>=0.15",
         ],
         "lightzero": [*RUNS, *LIGHTZERO],
         # Environments of LightZero's zoo that its own requirements leave out: Box2D's, and Atari with the ROMs of your own.

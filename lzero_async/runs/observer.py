@@ -153,6 +153,7 @@ class RunObserver:
                 "counts": {label(count.name): count.value for count in seen.counted},
                 "rates": {rate_label(key): rate for key, rate in seen.rates.items()},
                 "statistics": dict(seen.statistics),
+                "measures": dict(seen.measures),
                 "roles": application.role_set.rows(seen.roles),
                 "utilisation": self.utilisation(),
                 "batch_bytes": self._batch_bytes / self._batches if self._batch_bytes else None,

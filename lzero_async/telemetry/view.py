@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from lzero_async.core.activity import RoleActivity
@@ -25,7 +25,8 @@ class Count(NamedTuple):
 @dataclass(frozen=True)
 class Progressed:
     """What only the application knows. The first of `counts` is the axis over which scalars are drawn; `fills` are shares of
-    what there is room for; scores are of evaluations, `recent_score` of collected episodes."""
+    what there is room for; scores are of evaluations, `recent_score` of collected episodes; `measures` are numbers of its own
+    that tell how well it goes, by the names to show."""
 
     counts: tuple[Count, ...]
     fills: Mapping[str, float | None]
@@ -34,6 +35,7 @@ class Progressed:
     best_score: float | None
     highest_score: float | None
     recent_score: float | None
+    measures: Mapping[str, float] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)

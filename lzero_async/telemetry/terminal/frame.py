@@ -30,7 +30,7 @@ def frame(view: View, recent: View | None, width: int, height: int, *, ascii_onl
     and rates since then. What does not fit is folded (roles of one kind) or left out, the least important first."""
     width, signs = min(width, WIDEST), ASCII if ascii_only else BLOCKS
     before = _gauges(view, recent, width, signs)
-    behind = [Line(80, _scores(view)), _troubles(view), *_warnings(view)]
+    behind = [Line(80, _scores(view)), *_measures(view), _troubles(view), *_warnings(view)]
     room = min(MOST_ROLES, height - len(before) - len(behind) - 2)
     rows = fold(view, recent, room)
     lines = [Line(100, _title(view, width)), *before]
@@ -130,6 +130,12 @@ def _fills(fills: Iterable[tuple[str, float | None]], labels: int, bar: int, sig
         text.append("  ").append_text(_gauge(share, min(bar, 10), signs) if share is not None else Text())
         text.append(f"{' ' if share is not None else ''}{name} {known}")
     return text
+
+
+def _measures(view: View) -> list[Line]:
+    """The application's own numbers, in a line."""
+    found = ", ".join(f"{name} {value:.3g}" for name, value in view.measures.items())
+    return [Line(40, Text(found))] if found else []
 
 
 def _scores(view: View) -> Text:

@@ -106,7 +106,7 @@ def read_scalars(path: Path) -> Scalars | None:
 
 OPTIONS: Final = "options.json"
 METRICS: Final = "metrics.jsonl"
-_MAPPINGS: Final = ("versions", "machine", "score", "counts", "rates", "statistics", "utilisation")
+_MAPPINGS: Final = ("versions", "machine", "score", "counts", "rates", "statistics", "measures", "utilisation")
 _LISTS: Final = ("evaluations", "roles", "events")
 _TELLING: Final = ("statistics", "counts", "evaluations", "roles", "events")  # without any of them it tells nothing
 _KINDS: Final[dict[str, type]] = {"mode": str, "staleness_policy": str, "async_eval": bool, "staleness_counts": Mapping}

@@ -101,6 +101,7 @@ def _outcome(run: Material) -> list[Tile]:
         rate = summary["rates"].get(f"{name}/s")
         more = f"{number(rate)} per second" if is_number(rate) else ""
         found.append(Tile(name, number(value), "at the last summary" if run.behind else more))
+    found += [Tile(name, number(value)) for name, value in summary["measures"].items() if is_number(value)]
     return found
 
 
@@ -166,6 +167,7 @@ def _measures(runs: Sequence[Material]) -> list[tuple[str, Callable[[Any], str],
 
     counts = dict.fromkeys(name for run in runs for name in run.summary["counts"])
     rates = dict.fromkeys(name for run in runs for name in run.summary["rates"])
+    measures = dict.fromkeys(name for run in runs for name in run.summary["measures"])
     score = next((str(run.summary["score"]["name"]) for run in runs if run.summary["score"].get("name")), "score")
     return [
         ("ended by", lambda value: "not finished" if value is None else str(value), of("ended_by")),
@@ -174,6 +176,7 @@ def _measures(runs: Sequence[Material]) -> list[tuple[str, Callable[[Any], str],
         ("time", duration, [run.seconds for run in runs]),
         *((name, number, of("counts", name)) for name in counts),
         *((name, number, of("rates", name)) for name in rates),
+        *((name, number, of("measures", name)) for name in measures),
         counted("train_count"),
         *((name, percent, [share_of(run, role, state) for run in runs]) for name, role, state in ROLES),
         counted("overlap_efficiency", percent),

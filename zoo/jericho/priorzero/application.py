@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lzero_async.runs.applications import ApplicationEntry, Comparison, PipelineDescription
+from lzero_async.runs.applications import ApplicationEntry, Command, Comparison, PipelineDescription
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.sections import PriorZeroOptions
@@ -14,6 +14,11 @@ APPLICATION = ApplicationEntry(
     help="PriorZero: UniZero with a language model's prior, on text games",
     train="zoo.jericho.priorzero.priorzero_entry:main",
     policy="zoo.jericho.priorzero.roles.policy:load",
+    commands={
+        "export-llm": Command(
+            "write a run's trained language model as a folder for transformers and vLLM", "zoo.jericho.priorzero.roles.export:main"
+        )
+    },
     lock="lzero_async.lightzero:stack.lock.txt",
     comparison=Comparison(
         seconds=("--max_seconds", "{seconds:g}"),

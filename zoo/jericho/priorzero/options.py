@@ -147,6 +147,7 @@ def _check_together(options: PriorZeroOptions) -> None:
             f"llm_config.root_policy is 'wm_logits', which loads no language model, but {' and '.join(sorted(wanted))} "
             "is to be evaluated; set run_config.eval_modes and run_config.final_eval_modes to ['world_model']."
         )
+    _check_llm_training(options)
     if run.target_score and not (run.eval_every and run.eval_modes):
         raise ConfigError(
             f"run_config.target_score is {run.target_score:g}, but nothing is evaluated: set eval_every and eval_modes."
@@ -188,6 +189,34 @@ def _check_roles(options: PriorZeroOptions) -> None:
             f"policy_config.torch_threads is {policy.torch_threads}, but {busy_roles(options)} role(s) share "
             f"{_cores()} core(s), so each may use {share}; set it to at most that, or to 0."
         )
+
+
+def _check_llm_training(options: PriorZeroOptions) -> None:
+    llm, run, how = options.llm_config, options.run_config, options.llm_train_config
+    frozen = sorted({"prior_frozen", "llm_frozen"} & {*run.eval_modes, *run.final_eval_modes})
+    if how.llm_train == "off":
+        if frozen:
+            raise ConfigError(
+                f"{frozen[0]} is to be evaluated, but the language model is not trained, so it is always as it was at first; "
+                f"evaluate {frozen[0].removesuffix('_frozen')} instead, or set llm_train_config.llm_train."
+            )
+        return
+    wrong = {
+        "llm_config.root_policy is 'wm_logits', which loads none; choose another": llm.root_policy == "wm_logits",
+        "llm_config.llm_engine is 'vllm', whose model cannot be trained yet; use 'transformers'": llm.llm_engine == "vllm",
+        "llm_config.use_cot is on, and reasoning cannot be trained yet; switch it off": llm.use_cot,
+        "policy_config.learner_ranks is above 1, which cannot be combined yet; set it to 1": (
+            options.policy_config.learner_ranks > 1
+        ),
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            raise ConfigError(f"The language model is to be trained (llm_train is {how.llm_train!r}), but {what}.")
+
+
+def trains_llm(options: PriorZeroOptions) -> bool:
+    """Whether the language model learns."""
+    return options.llm_train_config.llm_train != "off"
 
 
 def _check_ranks(policy: PolicyConfig) -> None:
@@ -297,7 +326,16 @@ def busy_roles(options: PriorZeroOptions) -> int:
     if _on_other_machines(options):
         return policy.learner_ranks
     collectors = 0 if is_synchronous(options) else policy.num_collectors
-    return policy.learner_ranks + collectors + policy.async_eval
+    return policy.learner_ranks + trains_llm_beside(options) + collectors + policy.async_eval
+
+
+def trains_llm_beside(options: PriorZeroOptions) -> bool:
+    """Whether the language model's learner works while the world model's does."""
+    return (
+        trains_llm(options)
+        and options.llm_train_config.llm_schedule == "together"
+        and not (is_synchronous(options) and backend_of(options) == "inline")
+    )
 
 
 def _on_other_machines(options: PriorZeroOptions) -> bool:

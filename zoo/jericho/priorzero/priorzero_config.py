@@ -205,6 +205,63 @@ llm_config = dict(
     prior_cache_size=50_000,
 )
 
+llm_train_config = dict(
+    # What the language model learns from: 'off' (nothing), 'distill' (the search's visits), 'rft' (policy gradient), or 'both'.
+    llm_train="off",
+    # 'together': beside the world model's updates; 'alternate': after them.
+    llm_schedule="together",
+    # It trains in every so-many-th train, on the batches of these trains.
+    llm_every=1,
+    # Trains of the world model alone, at first.
+    llm_warmup=0,
+    # Updates in one of its trains.
+    llm_updates=4,
+    # Distinct prompts per update.
+    llm_batch_size=8,
+    # Share of the distinct prompts that it never trains on, to see what it makes of states that it has not been taught.
+    llm_holdout=0.0,
+    # Most of one core's time that it may take, from 0 to 1: trains beyond that are left out (0: no limit).
+    llm_share=0.0,
+    # 'lora' (small matrices beside the model's own, by peft) or 'full' (all weights).
+    llm_method="lora",
+    # Rank of LoRA's matrices.
+    lora_rank=16,
+    # Their scale: the trained part counts lora_alpha / lora_rank times.
+    lora_alpha=32.0,
+    # Learning rate of AdamW.
+    llm_learning_rate=3e-4,
+    # Updates over which the learning rate rises to that.
+    llm_warmup_updates=10,
+    # What it does then: 'constant', or 'cosine' down to a tenth ...
+    llm_lr_schedule="constant",
+    # ... over so many updates.
+    llm_decay_updates=1_000,
+    # Weight decay of AdamW.
+    llm_weight_decay=0.0,
+    # Norm that gradients are clipped to.
+    llm_grad_clip=1.0,
+    # Tokens that go through the model at once, padding included; an update's gradients are added up over such passes.
+    llm_tokens_per_pass=1_024,
+    # Weight of the cross-entropy to the search's visits.
+    distill_weight=1.0,
+    # Weight of the policy gradient.
+    rft_weight=1.0,
+    # What its ratio compares: 'ppo' (the action's probability) or 'gspo' (the likelihood of its text).
+    rft_ratio="ppo",
+    # How far that ratio may move before it is clipped.
+    rft_clip=0.2,
+    # Most that a step counts more because the language model would have taken its action more often than the search did.
+    rft_max_correction=2.0,
+    # Steps of reward before the advantage bootstraps with the search's value.
+    rft_steps=5,
+    # Weight of the divergence from the untrained model.
+    llm_kl_weight=0.0,
+    # Weight of the policy's entropy.
+    llm_entropy_weight=0.0,
+    # Where its learner runs: 'cpu', 'cuda', 'cuda:1' ..., or 'auto'.
+    llm_learner_device="auto",
+)
+
 encoder_config = dict(
     # The frozen text encoder: folder or hub name; '' is all-MiniLM-L6-v2 from PyPI.
     encoder_model="",
@@ -231,7 +288,8 @@ run_config = dict(
     eval_every=5,
     # Episodes per evaluation and mode.
     eval_episodes=4,
-    # What is evaluated while training, of: prior (search with the language model), world_model (search alone), llm (no search).
+    # What is evaluated while training, of: prior (search with the language model), world_model (search alone), llm (no search);
+    # with llm_train also prior_frozen and llm_frozen, the same with the language model as it was at first.
     eval_modes=("prior",),
     # What is evaluated once more at the end.
     final_eval_modes=("prior", "world_model", "llm"),
@@ -257,6 +315,7 @@ SECTIONS: dict[str, dict[str, Any]] = dict(
     env_config=env_config,
     policy_config=policy_config,
     llm_config=llm_config,
+    llm_train_config=llm_train_config,
     encoder_config=encoder_config,
     run_config=run_config,
 )

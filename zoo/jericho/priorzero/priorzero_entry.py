@@ -153,7 +153,10 @@ def _report(agent: PriorZero, rows: list[dict[str, Any]], reason: str) -> None:
 
     game = agent.game
     if rows:
-        names = {"prior": "search with LLM prior", "world_model": "search alone", "llm": "LLM alone"}
+        names = {
+            "prior": "search with LLM prior", "world_model": "search alone", "llm": "LLM alone",
+            "prior_frozen": "search with the prior as it was", "llm_frozen": "LLM alone, as it was",
+        }  # fmt: skip
         cells = [["evaluation", "episodes", "mean", "best", f"of {game.max_score}", "length", "won", "died"]]
         cells += [
             [names[row["mode"]], str(row["episodes"]), f"{row['mean']:.1f}", f"{row['best']:.0f}",

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from lzero_async.errors import ConfigError
 from lzero_async.runs.checks import Check, between, device, nonempty, port, resources, seed, text, whole
 from lzero_async.runs.options import Also, Resources
 from lzero_async.validation import LONGEST, duration, one_of, positive_number
 
-KINDS = ("collector", "evaluator", "reanalyzer", "learner", "learner rank")
-Mode = Literal["prior", "world_model", "llm"]
+KINDS = ("collector", "evaluator", "reanalyzer", "learner", "learner rank", "llm learner")
+Mode = Literal["prior", "world_model", "llm", "prior_frozen", "llm_frozen"]
 
 
 def _subset(*words: str) -> Check:
@@ -61,7 +61,7 @@ def split_addresses(name: str, value: str) -> tuple[str, ...]:
 
 
 _seed = partial(seed, bits=32)
-_modes = _subset("prior", "world_model", "llm")
+_modes = _subset(*get_args(Mode))
 _share = between(0, 1)
 
 
@@ -163,6 +163,39 @@ class LLMConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LLMTrainConfig:
+    """How the language model learns from what the search finds."""
+
+    llm_train: Literal["off", "distill", "rft", "both"]
+    llm_schedule: Literal["together", "alternate"]
+    llm_every: Annotated[int, whole(1)]
+    llm_warmup: Annotated[int, whole(0)]
+    llm_updates: Annotated[int, whole(1)]
+    llm_batch_size: Annotated[int, whole(1)]
+    llm_holdout: Annotated[float, between(0, 0.9)]
+    llm_share: Annotated[float, _share]
+    llm_method: Literal["lora", "full"]
+    lora_rank: Annotated[int, whole(1)]
+    lora_alpha: Annotated[float, positive_number]
+    llm_learning_rate: Annotated[float, positive_number]
+    llm_warmup_updates: Annotated[int, whole(0)]
+    llm_lr_schedule: Literal["constant", "cosine"]
+    llm_decay_updates: Annotated[int, whole(1)]
+    llm_weight_decay: Annotated[float, between(0, 1)]
+    llm_grad_clip: Annotated[float, positive_number]
+    llm_tokens_per_pass: Annotated[int, whole(1)]
+    distill_weight: Annotated[float, between(0, 1_000)]
+    rft_weight: Annotated[float, between(0, 1_000)]
+    rft_ratio: Literal["ppo", "gspo"]
+    rft_clip: Annotated[float, between(0, 1)]
+    rft_max_correction: Annotated[float, positive_number]
+    rft_steps: Annotated[int, whole(1)]
+    llm_kl_weight: Annotated[float, between(0, 1_000)]
+    llm_entropy_weight: Annotated[float, between(0, 1_000)]
+    llm_learner_device: Annotated[str, device]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """The frozen text encoder."""
 
@@ -202,5 +235,6 @@ class PriorZeroOptions:
     env_config: EnvConfig
     policy_config: PolicyConfig
     llm_config: LLMConfig
+    llm_train_config: LLMTrainConfig
     encoder_config: EncoderConfig
     run_config: RunConfig

@@ -33,15 +33,19 @@ from lzero_async.workers.calls import CallStop
 from zoo.jericho.priorzero.application import describe
 from zoo.jericho.priorzero.games.files import Game
 from zoo.jericho.priorzero.options import backend_of, steps_per_collect
+from zoo.jericho.priorzero.play.batch import Weights
 from zoo.jericho.priorzero.roles import factories as roles
 from zoo.jericho.priorzero.roles.learner_group import LearnerGroup
 from zoo.jericho.priorzero.roles.reanalysis import Reanalysis
 from zoo.jericho.priorzero.roles.reuse import Reuse
 from zoo.jericho.priorzero.roles.team import start_team
+from zoo.jericho.priorzero.roles.tuning import Schedule, Tuning
 from zoo.jericho.priorzero.sections import PriorZeroOptions
 
 KEPT_VERSIONS = 1_000
 TROUBLES = ("bad_episodes", "env_timeouts", "left_out_episodes", "refused_priors", "bad_updates")
+PRIOR = {"top1": "prior top-1", "kl": "prior KL", "entropy": "prior entropy"}  # as they are shown
+TUNED = {"version": "LLM trains", "staleness": "LLM staleness", "top1_held_out": "LLM top-1, held out"}
 log = logging.getLogger(__name__)
 
 # A resumed run keeps these; all other options may change.
@@ -49,7 +53,8 @@ FIXED_OPTIONS = (
     ("env_config", "max_action_num"), ("env_config", "observation"), ("policy_config", "embed_dim"),
     ("policy_config", "num_layers"), ("policy_config", "num_heads"), ("policy_config", "num_unroll_steps"),
     ("policy_config", "game_segment_length"), ("policy_config", "td_steps"), ("encoder_config", "encoder_model"),
-    ("encoder_config", "max_tokens"),
+    ("encoder_config", "max_tokens"), ("llm_train_config", "llm_method"), ("llm_train_config", "lora_rank"),
+    ("llm_train_config", "lora_alpha"),
 )  # fmt: skip
 
 
@@ -89,6 +94,8 @@ class PriorZero(Application):
         self.history: list[dict[str, Any]] = []  # one row per evaluation
         self._recent: list[float] = []
         self._losses: dict[str, float] = {}
+        self._prior: dict[str, float] = {}  # how well the language model's prior agreed with the last batch's search
+        self._tuned: dict[str, float] = {}  # what the language model's last train said
         self._rates = {"collect": 0.0, "train": 0.0}
         self._stored = 0  # transitions in the replay buffer
         self.reuse = Reuse()
@@ -114,7 +121,7 @@ class PriorZero(Application):
             recovery=Recovery(
                 on_failure="restart", max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff
             ),
-            get_weights=lambda: self.learner.call("weights"),
+            get_weights=self._weights,
         )
         self._wait_for_roles()
 
@@ -122,17 +129,30 @@ class PriorZero(Application):
         policy = self.options.policy_config
         team = start_team(self.options, self.game, self.folder, partial(self.role_set.start, on_event=self._on_event))
         self.learner, self.ranks, self.evaluator = team.learner, team.ranks, team.evaluator
-        self.collectors, self.reanalyzers = team.collectors, team.reanalyzers
-        self._group = LearnerGroup(
-            self.learner, self.ranks, max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff,
+        self.collectors, self.reanalyzers, self.llm_learner = team.collectors, team.reanalyzers, team.llm_learner
+        recovery: dict[str, Any] = dict(
+            max_restarts=policy.max_restarts, restart_backoff=policy.restart_backoff,
             given_up=lambda: self._closing, on_restart=self._role_restarted,
         )  # fmt: skip
+        self._group = LearnerGroup(self.learner, self.ranks, **recovery)
+        how = self.options.llm_train_config
+        self.tuning: Tuning | None = None
+        if self.llm_learner is not None:
+            self.tuning = Tuning(
+                self.llm_learner, Schedule(how.llm_every, how.llm_warmup), share=how.llm_share,
+                alternate=how.llm_schedule == "alternate", beside=self.backend.kind != "inline", **recovery,
+            )  # fmt: skip
+
+    def _weights(self) -> Weights:
+        """All that is published under one version."""
+        world_model = self.learner.call("weights")
+        return Weights(world_model) if self.tuning is None else self.tuning.weights(world_model)
 
     def _wait_for_roles(self) -> None:
         """Until every role is built; what one of them cannot do is said before anything starts."""
         for worker in self._roles():
             report = worker.call("ready")
-            if report is not None and worker is not self.learner and worker not in self.ranks:
+            if isinstance(report, dict):
                 self.reuse.add(worker, report)
         if self.backend.kind in PLACES:
             self.progress.note(f"ready after {self.elapsed:.0f} s")
@@ -141,7 +161,8 @@ class PriorZero(Application):
     def _roles(self) -> list[Worker]:
         """Every role of this run; without evaluations there is no evaluator."""
         evaluators = [] if self.evaluator is None else [self.evaluator]
-        return [self.learner, *self.ranks, *self.collectors, *evaluators, *self.reanalyzers]
+        llm = [] if self.llm_learner is None else [self.llm_learner]
+        return [self.learner, *llm, *self.ranks, *self.collectors, *evaluators, *self.reanalyzers]
 
     # -- the three stages ----------------------------------------------------------------------------------------------
 
@@ -162,10 +183,12 @@ class PriorZero(Application):
         meta = batch.data.meta
         fresh = [] if self.reanalysis is None else self.reanalysis.take()
         newest = self.coordinator.train_count
-        done = self._group.train(batch.id, batch.version, batch.data, newest, fresh, stop=batch.stop)
+        done, tuned = self._train_both(batch, newest, fresh)
         self.env_steps += meta["steps"]
         self.updates = done["total_updates"]
         train = self.coordinator.train_count + 1
+        self._prior = meta.get("prior") or self._prior
+        self._tuned |= tuned
         self._steps_of[train] = self.env_steps
         self._steps_of.pop(train - 1 - KEPT_VERSIONS, None)
         self._recent = (self._recent + meta["scores"])[-20:]
@@ -182,6 +205,8 @@ class PriorZero(Application):
         values |= {"learner/staleness": batch.staleness, "learner/updates_per_second": self._rates["train"]}
         values |= {"learner/buffer": done["buffer"]}
         values |= {f"age/{name}": age for name, age in done["ages"].items()}
+        values |= {f"prior/{name}": value for name, value in self._prior.items()}
+        values |= {f"llm/{name}": value for name, value in tuned.items()}
         if self.reanalysis is not None:
             self.reanalysis.add(batch.id, batch.version, batch.data)
             values |= {"reanalyze/batches": self.reanalysis.batches, "reanalyze/segments": done["replaced"]}
@@ -200,6 +225,23 @@ class PriorZero(Application):
             self._unwritten = error
         report: TrainReport = done["report"]
         return report
+
+    def _train_both(
+        self, batch: Batch, newest: int, fresh: list[Parcel]
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """What the world model's learner and, if it is its turn, the language model's say of this train."""
+
+        def world_model() -> dict[str, Any]:
+            return self._group.train(batch.id, batch.version, batch.data, newest, fresh, stop=batch.stop)
+
+        if self.tuning is None:
+            return world_model(), {}
+        try:
+            return self.tuning.train(newest + 1, batch, world_model, self._seconds_now())
+        except Exception:
+            if self.learner.alive:
+                self.learner.call("take_back")
+            raise
 
     def evaluate(self, context: EvalContext) -> float:
         """Have the evaluator play with the weights of the context in every mode of eval_modes; the score is the first
@@ -276,7 +318,7 @@ class PriorZero(Application):
     def final_evaluation(self) -> list[dict[str, Any]]:
         """Evaluate the last weights once more, in every mode of final_eval_modes."""
         rows = []
-        weights = self.learner.call("weights")
+        weights = self._weights()
         for mode in self.options.run_config.final_eval_modes:
             self.progress.note(f"final evaluation: {mode} ...")
             rows += self._evaluate((mode,), self.coordinator.train_count, weights, CallStop())
@@ -354,7 +396,16 @@ class PriorZero(Application):
             best_score=max(scores, default=None),
             highest_score=self.game.max_score,
             recent_score=float(np.mean(self._recent)) if self._recent else None,
+            measures=self._measures(),
         )  # fmt: skip
+
+    def _measures(self) -> dict[str, float]:
+        """How good the language model's prior is."""
+        found = {shown: self._prior[name] for name, shown in PRIOR.items() if name in self._prior}
+        hits = self.reuse.totals().get("prior_hit_rate")
+        if hits is not None:
+            found["priors known already"] = hits
+        return found | {shown: self._tuned[name] for name, shown in TUNED.items() if name in self._tuned}
 
     def _evaluations(self) -> list[dict[str, Any]]:
         return [
@@ -374,6 +425,7 @@ class PriorZero(Application):
             "game": game.label, "story_file_md5": game.md5, "substitute_for": game.substitute_for, "max_score": game.max_score,
             "env_steps": self.env_steps, "collected_steps": self.steps_played, "updates": self.updates, "best": dict(self.best),
             "reuse": self.reuse.totals(), "troubles": self._troubles(),
+            "llm": None if self.tuning is None else self.tuning.told(),
         }  # fmt: skip
 
     def line(self) -> str:
@@ -415,7 +467,7 @@ class PriorZero(Application):
             "recent": self._recent,
             "steps_played": self.steps_played,
         }
-        return self._save_whole(state)
+        return self._save_whole(state, *([] if self.tuning is None else [self.tuning.saved()]))
 
     def resume(self, path: Path, state: dict[str, Any]) -> None:
         """Go on from a checkpoint of a run on the same game with the same sizes; `state` is what was loaded from `path`,
@@ -423,6 +475,9 @@ class PriorZero(Application):
         self._check_same_run(state, path)
         count = self.learner.call("load", str(path))
         with checkpoint.fitting(path):
+            saved = self.learner.call("llm")
+            if self.tuning is not None and saved is not None:
+                self.tuning.load(saved)  # before weights are published
             batches = None if count < 0 else [self.learner.call("waiting", place) for place in range(count)]
             self.coordinator.load_state_dict(state["coordinator"], batches=batches)
             self.env_steps = int(state["env_steps"])

@@ -16,7 +16,7 @@ from lzero_async.lightzero.silence import quiet
 from lzero_async.types import StopSignal
 from lzero_async.workers.calls import stopped
 from lzero_async.workers.parcels import Parcel
-from zoo.jericho.priorzero.play.batch import Collected
+from zoo.jericho.priorzero.play.batch import Collected, Weights
 from zoo.jericho.priorzero.play.components import Parts, untouched_random
 from zoo.jericho.priorzero.play.open_game import Episode
 from zoo.jericho.priorzero.play.root_policy import mix_root_policies
@@ -57,10 +57,10 @@ class ReanalyzeRole:
     def ready(self) -> None:
         """Answered once the role is made."""
 
-    def research(self, batch: int, version: int, weights: Parcel, collected: Parcel, stop: StopSignal) -> Parcel:
+    def research(self, batch: int, version: int, weights: Weights, collected: Parcel, stop: StopSignal) -> Parcel:
         """Search every step of a collected batch again with these weights: a Parcel of Fresh. Raises Stopped."""
         if version != self.version:
-            self.model.load_state_dict(weights.read())
+            self.model.load_state_dict(weights.world_model.read())
             self.version = version
         data: Collected = collected.read()
         start = time.monotonic()

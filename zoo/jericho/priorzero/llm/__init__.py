@@ -10,7 +10,7 @@ Equal candidates get equal scores. Scores agree with one full pass per candidate
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
@@ -72,8 +72,8 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, path: str, version: int) -> None:
-        """Take the weights of the model folder `path` as `version`; ConfigError leaves the old ones in place."""
+    def request_ids(self, request: ScoreRequest) -> tuple[list[int], list[tuple[int, ...]]]:
+        """Tokens of the prompt and of each candidate, as `score` takes them."""
         ...
 
     def health(self) -> dict[str, Any]:
@@ -82,6 +82,16 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; closing twice is harmless."""
+        ...
+
+
+@runtime_checkable
+class TrainedEngine(Engine, Protocol):
+    """An engine whose model may be trained elsewhere."""
+
+    def load_trained(self, weights: Mapping[str, Any] | None, version: int, digest: str) -> None:
+        """Take the trained part of the weights in place, None: the model as it was; nothing is done for those that are here. A
+        ConfigError leaves the old ones."""
         ...
 
 

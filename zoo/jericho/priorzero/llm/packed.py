@@ -1,8 +1,8 @@
-"""How one prompt and the trie of its candidates are laid out in one pass through a model; numpy only."""
+"""How prompts and the tries of their candidates are laid out in one pass through a model."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,3 +58,35 @@ class PackedRow:
             for ancestor in self.trie.ancestors(node):
                 mask[nodes + i, past + nodes + self.slot[ancestor] - 1] = True
         return mask
+
+
+def forward(model: Any, rows: Sequence[PackedRow], cache: Any = None) -> list[Any]:
+    """Logits [1 + inner nodes, vocabulary] of each row: after its prompt, then after each inner node. Rows are padded on the left;
+    `cache` holds what is known of their beginnings, and takes the rest."""
+    import torch
+
+    past, new = max(row.past for row in rows), max(row.new for row in rows)
+    ids, positions = np.zeros((len(rows), new), np.int64), np.zeros((len(rows), new), np.int64)
+    for i, row in enumerate(rows):
+        ids[i, new - row.new :] = row.new_tokens()
+        positions[i, new - row.new :] = row.positions()
+    mask = np.stack([row.visible(past, new) for row in rows])[:, None]
+    device = model.device
+    logits = model(
+        input_ids=torch.from_numpy(ids).to(device),
+        position_ids=torch.from_numpy(positions).to(device),
+        attention_mask=torch.from_numpy(mask).to(device),
+        past_key_values=cache,
+        use_cache=cache is not None,
+        logits_to_keep=1 + max(len(row.inner) for row in rows),
+    ).logits
+    return [logits[i, logits.shape[1] - 1 - len(row.inner) :] for i, row in enumerate(rows)]
+
+
+def node_log_probs(row: PackedRow, logits: Any) -> Any:
+    """The log-probability of every node of the row's trie given its path, from the row's logits; float32 [nodes]."""
+    import torch
+
+    parents = torch.tensor([row.slot[parent] for parent in row.trie.parents], device=logits.device)
+    tokens = torch.tensor(row.trie.tokens, device=logits.device)
+    return torch.log_softmax(logits.float(), -1)[parents, tokens]

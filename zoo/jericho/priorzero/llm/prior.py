@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lzero_async.errors import ConfigError
 from zoo.jericho.priorzero.llm import Engine, Prompt, Reduction, ScoreRequest, check_reduction, prompt_key
+from zoo.jericho.priorzero.llm.prompt_table import ScoredPrompt
 from zoo.jericho.priorzero.llm.prompts import Turn, build_prompt
 from zoo.jericho.priorzero.sqlite_cache import SharedStore, full_name
 
@@ -54,7 +55,7 @@ class LLMPrior:
     `use_cot` the model first writes at most `cot_tokens` tokens of reasoning. May be called from several threads.
 
     What is not in memory is looked for in `store`, which the processes of a run share, before the engine is asked. Answers are
-    kept under the digest of the weights that gave them, so that other weights of the same version never find them.
+    kept as scores, under the digest of the weights that gave them, so that other weights of the same version never find them.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class LLMPrior:
             if self.engine.weights_digest == weights:  # else nobody can say which weights answered
                 self._keep(fresh)
                 self._share(fresh)
-        return [answers[key].copy() for key in keys]
+        return [self._log_probs(query, answers[key]) for key, query in zip(keys, queries, strict=True)]
 
     def recall(self, request: PriorRequest) -> NDArray[Any] | None:
         """The answer as a call would give it, if it is known in memory or in the store; else None, and nothing is counted.
@@ -130,7 +131,22 @@ class LLMPrior:
         if answer is None:
             return None
         self._count([query], 1)
-        return answer.copy()
+        return self._log_probs(query, answer)
+
+    def key_of(self, request: PriorRequest) -> bytes:
+        """The same for requests with the same prompt and actions, for as long as the weights are the same."""
+        return self._key(self._query(request), self.engine.weights_digest)
+
+    def scored(self, request: PriorRequest) -> ScoredPrompt:
+        """What was asked of the engine for this request and what it said, as a language model learns from it. Nothing is counted
+        where the answer is known."""
+        query = self._query(request)
+        key = self._key(query, self.engine.weights_digest)
+        answer = self._known({key: query}).get(key)
+        if answer is None:  # the caches are smaller than a collect
+            answer = self._ask([query])[0]
+        prompt, candidates = self.engine.request_ids(ScoreRequest(query.prompt, request.actions))
+        return ScoredPrompt(prompt, candidates, answer)
 
     def statistics(self) -> dict[str, Any]:
         """Counters since the start: requests, hits (equal requests of one call and store_hits included), hit_rate and more."""
@@ -196,22 +212,21 @@ class LLMPrior:
         ]
         scores = self.engine.score(requests, self._reduction)
         seconds = time.perf_counter() - start
-        answers = [
-            action_log_probs(miss.item.actions, one, self._temperature)
-            for miss, one in zip(misses, scores, strict=True)
-        ]
         with self._lock:
             self._engine_seconds += seconds
             self._counts["engine_requests"] += len(requests)
             self._counts["without_score"] += sum(bool(len(one)) and not np.isfinite(one).any() for one in scores)
-        return answers
+        return [np.asarray(one, np.float32) for one in scores]
+
+    def _log_probs(self, query: _Query, scores: NDArray[Any]) -> NDArray[Any]:
+        return action_log_probs(query.item.actions, scores, self._temperature)
 
     # -- the cache --------------------------------------------------------
 
     def _key(self, query: _Query, weights: str) -> bytes:
-        parts = [prompt_key(query.prompt), query.item.actions, weights, self._reduction, self._temperature]
+        parts = [prompt_key(query.prompt), query.item.actions, weights, self._reduction]
         parts += [self._use_cot and self._cot_tokens, self._model]
-        return b"prior " + hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
+        return b"scores " + hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 
     def _known(self, wanted: Mapping[bytes, _Query]) -> dict[bytes, NDArray[Any]]:
         """The answers that are in memory or in the store; what came from the store is in memory afterwards."""

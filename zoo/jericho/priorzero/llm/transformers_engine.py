@@ -9,8 +9,7 @@ three tokens after 300: one packed pass 1.3 s, prefill and a packed pass 1.5 s, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,9 @@ from zoo.jericho.priorzero.llm.candidates import PromptTokenizer, TokenTrie
 from zoo.jericho.priorzero.llm.digest import weights_digest
 from zoo.jericho.priorzero.llm.kv_store import KvEntry, KvStore
 from zoo.jericho.priorzero.llm.model_loading import clear_errors, context_limit, load_model, stop_tokens
-from zoo.jericho.priorzero.llm.packed import PackedRow
+from zoo.jericho.priorzero.llm.packed import PackedRow, forward, node_log_probs
 from zoo.jericho.priorzero.llm.smollm2 import model_folder
+from zoo.jericho.priorzero.llm.trained import Trainable, load_trained, make_trainable, switch_adapter, trained_weights
 
 # A padded batch pays on a CPU while its rows are short, since the weights are read once for all (8 rows of 60 tokens: 1.8 s
 # against 2.4 s one by one), and loses when they are long (8 of 300: 9.8 s against 7.9 s). A GPU wants large passes.
@@ -40,7 +40,7 @@ class TransformersEngine:
     torch's thread count for the whole process (0 leaves it); `context_length` limits prompts in tokens (0: the model's limit).
     At most `max_kv_entries` prompts of `max_kv_tokens` tokens in total stay cached (46 kB per token for SmolLM2-135M, float32).
     Scores differ in the sixth digit with what is cached and batched; `deterministic` computes each prompt alone and from its
-    start, so that equal requests give equal bits in every run.
+    start, so that equal requests give equal bits in every run. `trainable` makes room for weights that are trained elsewhere.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class TransformersEngine:
         tokens_per_pass: int = 0,
         deterministic: bool = False,
         seed: int = 0,
+        trainable: Trainable | None = None,
     ) -> None:
         limits = {"threads": threads, "context_length": context_length, "max_kv_entries": max_kv_entries}
         for name, value in (limits | {"max_kv_tokens": max_kv_tokens, "tokens_per_pass": tokens_per_pass}).items():
@@ -67,10 +68,13 @@ class TransformersEngine:
         self._device = torch.device(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
         self._dtype = torch.float32 if self._device.type == "cpu" else torch.bfloat16
         folder = model_folder(model)
-        self.weights_digest = weights_digest(folder)
+        self.weights_digest = self._base_digest = weights_digest(folder)
+        self._folder, self._trainable = folder, trainable
         with clear_errors(f"cannot load the language model {model!r}", "give a model folder or a reachable hub name"):
             self._tokens = PromptTokenizer(AutoTokenizer.from_pretrained(folder))
             self._model: Any = load_model(folder, self._dtype).to(self._device)
+        if trainable is not None and trainable.method == "lora":
+            switch_adapter(make_trainable(self._model, trainable), False)
         own_limit = context_limit(self._model.config)
         if context_length > own_limit:
             raise ConfigError(
@@ -138,31 +142,28 @@ class TransformersEngine:
                 going = still_going
             return [self._tokens.tokenizer.decode(ids, skip_special_tokens=True) for ids in texts]
 
-    def load_weights(self, path: str, version: int) -> None:
-        if not isinstance(version, int) or version < 0:
-            raise ConfigError(f"the weights version is {version!r}, but must be a whole number, 0 or more")
-        if not path or not Path(path).is_dir():
-            raise ConfigError(
-                f"the path of the new weights is {path!r}, but must be a model folder; the old weights stay"
-            )
-        self._check_open()
-        with clear_errors(f"cannot load the weights in {path!r}", "the old weights stay"):
-            new = load_model(path, self._dtype)
-        shapes = {name: tuple(value.shape) for name, value in self._model.state_dict().items()}
-        new_shapes = {name: tuple(value.shape) for name, value in new.state_dict().items()}
-        if shapes != new_shapes:
-            differing = sorted(name for name in {*shapes, *new_shapes} if shapes.get(name) != new_shapes.get(name))
-            name = differing[0]
-            raise ConfigError(
-                f"the weights in {path!r} do not fit: {name} is {new_shapes.get(name)} instead of {shapes.get(name)}; "
-                "the old weights stay"
-            )
-        digest = weights_digest(path)
+    def load_trained(self, weights: Mapping[str, torch.Tensor] | None, version: int, digest: str) -> None:
+        if weights is None:
+            digest = self._base_digest
         with self._lock:
             self._check_open()
-            self._model = new.to(self._device)
+            if digest == self.weights_digest:
+                return
+            if self._trainable is None:
+                raise ConfigError("this engine was made without trainable weights: give it `trainable`")
+            if self._trainable.method == "lora":
+                if weights is not None:
+                    load_trained(self._model, weights)
+                switch_adapter(self._model, weights is not None)
+            else:
+                first = {} if weights is not None else trained_weights(load_model(self._folder, self._dtype))
+                load_trained(self._model, first or weights or {})
             self.weights_version, self.weights_digest = version, digest
             self._store.clear()
+
+    def request_ids(self, request: ScoreRequest) -> tuple[list[int], list[tuple[int, ...]]]:
+        with self._lock:
+            return self._tokens.request_ids(request)
 
     def health(self) -> dict[str, Any]:
         with self._lock:
@@ -211,34 +212,20 @@ class TransformersEngine:
 
     def _node_log_probs(self, rows: list[PackedRow]) -> Iterator[NDArray[Any]]:
         for row, logits in zip(rows, self._forward(rows), strict=True):
-            parents = torch.tensor([row.slot[parent] for parent in row.trie.parents], device=logits.device)
-            tokens = torch.tensor(row.trie.tokens, device=logits.device)
-            yield torch.log_softmax(logits.float(), -1)[parents, tokens].cpu().numpy()
+            yield node_log_probs(row, logits).cpu().numpy()
 
     def _forward(self, rows: list[PackedRow]) -> list[torch.Tensor]:
-        """Logits [1 + inner nodes, vocabulary] of each row: after its prompt, then after each inner node. Keeps the KV."""
+        """The logits of each row, as `packed.forward` has them. Keeps the KV."""
         past, new = max(row.past for row in rows), max(row.new for row in rows)
-        ids, positions = np.zeros((len(rows), new), np.int64), np.zeros((len(rows), new), np.int64)
-        for i, row in enumerate(rows):
-            ids[i, new - row.new :] = row.new_tokens()
-            positions[i, new - row.new :] = row.positions()
-        mask = np.stack([row.visible(past, new) for row in rows])[:, None]
         cache = self._past(rows, past)
-        logits = self._model(
-            input_ids=torch.from_numpy(ids).to(self._device),
-            position_ids=torch.from_numpy(positions).to(self._device),
-            attention_mask=torch.from_numpy(mask).to(self._device),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1 + max(len(row.inner) for row in rows),
-        ).logits
+        logits = forward(self._model, rows, cache)
         for i, row in enumerate(rows):
             self._remember(row, cache, i, past + new - row.new)
             self._counts["prompt_tokens"] += row.rest
             self._counts["reused_tokens"] += row.past
             self._counts["candidate_tokens"] += len(row.inner)
         self._counts["passes"] += 1
-        return [logits[i, logits.shape[1] - 1 - len(row.inner) :] for i, row in enumerate(rows)]
+        return logits
 
     def _past(self, rows: list[PackedRow], past: int) -> DynamicCache:
         """A cache of the rows' known beginnings, padded on the right to `past` tokens."""

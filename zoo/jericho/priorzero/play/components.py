@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lzero_async.lightzero.silence import quiet
-from zoo.jericho.priorzero.options import check_device, numbered, take_device, unizero_config
+from zoo.jericho.priorzero.options import check_device, numbered, take_device, trains_llm, unizero_config
 from zoo.jericho.priorzero.paths import valid_actions_file
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.games.jericho_env import JerichoEnv
     from zoo.jericho.priorzero.llm import Engine
     from zoo.jericho.priorzero.llm.prior import LLMPrior
+    from zoo.jericho.priorzero.play.batch import LLMWeights
     from zoo.jericho.priorzero.play.text_encoder import TextEncoder
     from zoo.jericho.priorzero.sections import LLMConfig, PriorZeroOptions
 
@@ -90,6 +91,11 @@ class Parts:
                 from zoo.jericho.priorzero.llm.prior import LLMPrior
 
                 options = _engine_options(llm, self._llm_device)
+                if trains_llm(self.options):
+                    from zoo.jericho.priorzero.llm.trained import Trainable
+
+                    how = self.options.llm_train_config
+                    options["trainable"] = Trainable(how.llm_method, how.lora_rank, how.lora_alpha, 0)
                 self._engine = make_engine(llm.llm_engine, llm.llm, llm.llm_url, **options)
                 self._prior = LLMPrior(
                     self._engine,
@@ -101,6 +107,16 @@ class Parts:
                     store=self._shared_store(),
                 )
             return self._prior
+
+    def use_llm(self, weights: LLMWeights | None) -> None:
+        """Have the prior answer with these weights of the language model, None: as it was at first."""
+        if self.prior is None or not trains_llm(self.options):
+            return
+        engine: Any = self._engine
+        if weights is None:
+            engine.load_trained(None, 0, "")
+        elif weights.digest != engine.weights_digest:
+            engine.load_trained(weights.trained.read(), weights.version, weights.digest)
 
     def unizero(self, device: str) -> EasyDict:
         """LightZero's configuration of UniZero on that device, which becomes this thread's default."""

@@ -22,7 +22,7 @@ from lzero_async.lightzero.dice import seed_dice
 from lzero_async.runs.soundness import finite_rows, is_finite
 from zoo.jericho.priorzero.llm.prior import LLMPrior
 from zoo.jericho.priorzero.play.episode_scheduler import AllEnvironmentsFailed, Roster, Rounds, Thinker, Window
-from zoo.jericho.priorzero.play.open_game import Episode, OpenGame
+from zoo.jericho.priorzero.play.open_game import Choice, Episode, OpenGame, PromptRecorder
 from zoo.jericho.priorzero.play.root_policy import mix_root_policies
 from zoo.jericho.priorzero.play.search import RootOutput, TreeSearch
 from zoo.jericho.priorzero.play.text_encoder import TextEncoder
@@ -54,7 +54,7 @@ class Player:
 
     `troubles` counts `bad_episodes` (every failure: a game that crashed, hung or said nonsense, a vector or a search that is not
     finite), of these `env_timeouts`, `left_out_episodes` (that failed twice) and `refused_priors` (replaced by even ones);
-    `on_trouble` is told each of these names when it happens.
+    `on_trouble` is told each of these names when it happens. `recorder` keeps what the prior was asked.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Player:
         max_wait_ms: float = 2.0,
         max_abnormal: int = 3,
         on_trouble: Callable[[str], None] = lambda _: None,
+        recorder: PromptRecorder | None = None,
     ) -> None:
         if max_batch < 0:
             raise ConfigError(f"max_batch is {max_batch}, but must be 0 (all games) or more")
@@ -92,6 +93,7 @@ class Player:
         self._thinker = Thinker(prior) if asynchronous and prior is not None else None
         self.troubles: Counter[str] = Counter()
         self._on_trouble = on_trouble
+        self._recorder = recorder
 
     @property
     def isolated(self) -> int:
@@ -148,9 +150,12 @@ class Player:
         drawn = rng.integers(1, 2**31 - 1, size=episodes).tolist()
         streams = rng.integers(2**63, size=(episodes, 2)).tolist()
         return [
-            OpenGame(number, seed, np.random.default_rng(stream), self._history_length, on_trouble=self._count_trouble)
+            OpenGame(
+                number, seed, np.random.default_rng(stream), self._history_length,
+                on_trouble=self._count_trouble, recorder=self._recorder,
+            )
             for number, (seed, stream) in enumerate(zip(drawn if seeds is None else seeds, streams, strict=True))
-        ]
+        ]  # fmt: skip
 
     def _count_trouble(self, name: str) -> None:
         self.troubles[name] += 1
@@ -166,7 +171,7 @@ class Player:
         if games:
             for game, choice in zip(games, self._decide(games, style), strict=True):
                 if choice is not None:
-                    game.choose(*choice)
+                    game.choose(choice)
         return [game for game in games if game.broken is None]
 
     def _look(self, games: list[OpenGame]) -> None:
@@ -203,18 +208,19 @@ class Player:
         self._thinker.ask([(game, request) for game, request in unknown if game.prior is None])
         return [game for game in games if game.prior is not None]
 
-    def _decide(self, games: list[OpenGame], style: Style) -> list[tuple[int, NDArray[Any], float, float] | None]:
-        """Slot, visit distribution, root value and predicted value for each game; None for one whose search breaks it."""
+    def _decide(self, games: list[OpenGame], style: Style) -> list[Choice | None]:
+        """What each game does next; None for one whose search breaks it."""
         masks = [game.masks[-1] for game in games]
         if style.mode == "random":
             uniform = [mask.astype(np.float32) / mask.sum() for mask in masks]
             return [
-                (int(game.rng.choice(len(row), p=row)), row, 0.0, 0.0) for game, row in zip(games, uniform, strict=True)
+                Choice(int(game.rng.choice(len(row), p=row)), float(row.max()), row)
+                for game, row in zip(games, uniform, strict=True)
             ]
         if style.mode == "llm":
             rows = [_spread(cast(NDArray[Any], game.prior), len(mask)) for game, mask in zip(games, masks, strict=True)]
             return [
-                (_choose(row, style, game.rng, mask), row, 0.0, 0.0)
+                Choice(*_choose(row, style, game.rng, mask), row)
                 for game, row, mask in zip(games, rows, masks, strict=True)
             ]
         assert self.search is not None
@@ -237,8 +243,8 @@ class Player:
         return [
             None
             if game.broken is not None
-            else (
-                _choose(found.visits, style, game.rng, mask, game.unrewarded),
+            else Choice(
+                *_choose(found.visits, style, game.rng, mask, game.unrewarded),
                 found.visits,
                 found.value,
                 found.predicted_value,
@@ -287,16 +293,22 @@ def _spread(log_probs: NDArray[Any], slots: int) -> NDArray[Any]:
 
 def _choose(
     visits: NDArray[Any], style: Style, rng: np.random.Generator, mask: NDArray[Any], unrewarded: int = 0
-) -> int:
-    """A slot: by the visit counts at the style's temperature, or now and then any valid one.
+) -> tuple[int, float]:
+    """A slot, by the visit counts at the style's temperature, or now and then any valid one; and how likely it was.
 
     Where rewards are known they come often; a long time without one means that the known part of the game is behind.
     """
     stuck = style.stuck_steps > 0 and unrewarded >= style.stuck_steps
     epsilon = max(style.epsilon, style.stuck_epsilon) if stuck else style.epsilon
-    if epsilon > 0 and rng.random() < epsilon:
-        return int(rng.choice(np.flatnonzero(mask)))
     if style.temperature <= 0:
-        return int(visits.argmax())
-    weights = (visits / visits.max()).astype(np.float64) ** (1 / style.temperature)
-    return int(rng.choice(len(visits), p=weights / weights.sum()))
+        likely = np.zeros(len(visits))
+        likely[visits.argmax()] = 1.0
+    else:
+        likely = (visits / visits.max()).astype(np.float64) ** (1 / style.temperature)
+        likely /= likely.sum()
+    valid = np.flatnonzero(mask)
+    if epsilon > 0 and rng.random() < epsilon:
+        slot = int(rng.choice(valid))
+    else:
+        slot = int(visits.argmax()) if style.temperature <= 0 else int(rng.choice(len(visits), p=likely))
+    return slot, float((1 - epsilon) * likely[slot] + epsilon / len(valid))

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +36,30 @@ class Episode:
     priors: NDArray[Any] | None = (
         None  # float32 [T, slots], the language model's log-probabilities, -inf where it has none
     )
+    taken: NDArray[Any] | None = None  # float32 [T], how likely the action was that was taken
+    prompts: NDArray[Any] | None = None  # int64 [T], rows of the collect's table of prompts
     info: dict[str, Any] = field(default_factory=dict)  # score, normalised_score, moves, won, died, abnormal, commands
 
     def __len__(self) -> int:
         return len(self.actions)
+
+
+class Choice(NamedTuple):
+    """A slot and how likely it was to be chosen; the distribution that it comes from, and what its state is worth."""
+
+    slot: int
+    likely: float
+    visits: NDArray[Any]
+    value: float = 0.0
+    predicted: float = 0.0
+
+
+class PromptRecorder(Protocol):
+    """Keeps what a language model was asked for; equal requests are one."""
+
+    def add(self, request: PriorRequest) -> int:
+        """The row of this request."""
+        ...
 
 
 class OpenGame:
@@ -57,7 +77,9 @@ class OpenGame:
         history_length: int,
         tries: int = TRIES,
         on_trouble: Callable[[str], None] = lambda _: None,
+        recorder: PromptRecorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self.number, self.seed, self.rng = number, seed, rng
         self._tries, self._on_trouble = tries, on_trouble
         self.broken: BadData | None = None  # why it cannot go on, although its environment could
@@ -71,6 +93,8 @@ class OpenGame:
         self.values: list[float] = []
         self.predicted: list[float] = []
         self.priors: list[NDArray[Any] | None] = []
+        self.taken: list[float] = []
+        self.prompts: list[int] = []
         self.history: list[Turn] = []  # whole: the prompt's window moves over it in chunks
         self.keeps_history = history_length > 0
         self.unrewarded = 0
@@ -94,7 +118,7 @@ class OpenGame:
             return None
         (rng,) = self.rng.spawn(1)  # whatever was drawn before, so that it can be repeated
         seed = int(rng.integers(1, 2**31 - 1))
-        return OpenGame(self.number, seed, rng, int(self.keeps_history), self._tries - 1, self._on_trouble)
+        return OpenGame(self.number, seed, rng, int(self.keeps_history), self._tries - 1, self._on_trouble, self._recorder)
 
     def begin(self, obs: dict[str, Any]) -> None:
         """Take the first observation; BadData for one that nobody can act on."""
@@ -122,12 +146,15 @@ class OpenGame:
         size = min(window, len(self.vectors))
         return RootInput(np.stack(self.vectors[-size:]), self.actions[len(self.actions) - size + 1 :], self.masks[-1])
 
-    def choose(self, action: int, visits: NDArray[Any], value: float, predicted: float) -> None:
-        self.action = int(action)
-        self.visits.append(visits)
-        self.values.append(value)
-        self.predicted.append(predicted)
+    def choose(self, choice: Choice) -> None:
+        self.action = int(choice.slot)
+        self.visits.append(choice.visits)
+        self.values.append(choice.value)
+        self.predicted.append(choice.predicted)
         self.priors.append(self.prior)
+        self.taken.append(choice.likely)
+        if self._recorder is not None:
+            self.prompts.append(self._recorder.add(self.request()))
 
     def record(self, timestep: Any) -> None:
         """What became of the chosen action; BadData for what no game can mean by it."""
@@ -164,6 +191,8 @@ class OpenGame:
             predicted_values=np.asarray(self.predicted, dtype=np.float32),
             ended=bool(self.info.get("won") or self.info.get("died")),
             priors=_in_slots(self.priors, len(self.masks[-1])),
+            taken=np.asarray(self.taken, dtype=np.float32),
+            prompts=np.asarray(self.prompts, dtype=np.int64) if self._recorder is not None else None,
             info={**self.info, "commands": tuple(self.commands)},
         )
 

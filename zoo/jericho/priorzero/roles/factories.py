@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from zoo.jericho.priorzero.learn.reanalyze import ReanalyzeRole
     from zoo.jericho.priorzero.play.components import Parts
     from zoo.jericho.priorzero.roles.learner import LearnerRole
+    from zoo.jericho.priorzero.roles.llm_learner import LLMLearnerRole
     from zoo.jericho.priorzero.roles.players import CollectorRole, EvaluatorRole
     from zoo.jericho.priorzero.roles.rank import RankRole
 
@@ -34,6 +35,13 @@ def learner(parts: Parts, device: str, emit: Emit) -> LearnerRole:
     with quiet():
         from zoo.jericho.priorzero.roles.learner import LearnerRole
     return LearnerRole(parts, device, emit)
+
+
+def llm_learner(parts: Parts, device: str, emit: Emit) -> LLMLearnerRole:
+    """The language model's learner."""
+    with quiet():
+        from zoo.jericho.priorzero.roles.llm_learner import LLMLearnerRole
+    return LLMLearnerRole(parts, device, emit)
 
 
 def rank(parts: Parts, number: int, device: str, emit: Emit) -> RankRole:

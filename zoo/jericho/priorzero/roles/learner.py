@@ -20,7 +20,7 @@ from zoo.jericho.priorzero.learn.careful import MOST_BAD_UPDATES
 from zoo.jericho.priorzero.learn.learner import Learner, new_policy
 from zoo.jericho.priorzero.learn.saving import CHECKPOINT
 from zoo.jericho.priorzero.options import rank_device
-from zoo.jericho.priorzero.play.batch import Collected, pack_batch, unpack_batch
+from zoo.jericho.priorzero.play.batch import Collected, Weights, pack_batch, unpack_batch
 from zoo.jericho.priorzero.play.components import Parts
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class LearnerRole:
         else:
             self._lead, self.learner = _data_parallel(parts, cfg)
         self._emit, self._said_at = emit, 0.0
+        self._before: tuple[dict[str, Any], dict[str, Any]] | None = None  # the last train
         self._waiting: list[dict[str, Any]] = []  # of a loaded checkpoint
+        self._llm: dict[str, Any] | None = None  # the same
 
     def ready(self) -> int:
         """Answered once the role is made: the updates made so far."""
@@ -79,7 +81,7 @@ class LearnerRole:
     ) -> dict[str, Any]:
         """Take in `fresh` targets of older batches, store the batch and make the updates owed for it; what came of it.
         `newest` is the version of the weights now."""
-        before, dice = self.learner.state_dict(), checkpoint.random_state()
+        before, dice = self._before = self.learner.state_dict(), checkpoint.random_state()
         start = time.monotonic()
         try:
             replaced = sum(self.learner.replace(targets.read()) for targets in fresh)
@@ -93,8 +95,7 @@ class LearnerRole:
                 self.learner.leave_out(found)
                 result = replace(result, updates=0, losses={}, left_out=result.updates + result.left_out)
         except Exception:
-            self._load_state(before)
-            checkpoint.restore_random_state(dice)
+            self.take_back()
             raise
         return {
             "updates": result.updates,
@@ -109,6 +110,13 @@ class LearnerRole:
             "refused_episodes": result.refused,
         }
 
+    def take_back(self) -> None:
+        """Be as before the last train: it failed, here or in what belongs to it elsewhere."""
+        if self._before is not None:
+            (state, dice), self._before = self._before, None
+            self._load_state(state)
+            checkpoint.restore_random_state(dice)
+
     def _load_state(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         if self._lead is not None:
@@ -121,9 +129,11 @@ class LearnerRole:
 
     # -- saving and resuming -------------------------------------------------------------------------------------------
 
-    def save(self, path: str, state: Mapping[str, Any], waiting: Sequence[Parcel]) -> None:
-        """Write a checkpoint: `state`, what the learner knows, and the batches that wait. Raises BadData instead of one that is
-        not finite, and keeps the one before."""
+    def save(
+        self, path: str, state: Mapping[str, Any], waiting: Sequence[Parcel], llm: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write a checkpoint: `state`, what the learner knows, the batches that wait, and what belongs to the language model that
+        learns. Raises BadData instead of one that is not finite, and keeps the one before."""
         if found := self.learner.unsound():
             raise BadData(f"a checkpoint that is not finite is not written: {found}")
         whole = {
@@ -132,13 +142,19 @@ class LearnerRole:
             "waiting": [pack_batch(parcel.open()) for parcel in waiting],
             "random": checkpoint.random_state(),
         }
+        if llm is not None:
+            learned = None if llm["state"] is None else llm["state"].read()
+            whole["llm"] = {**llm, "state": learned, "kept": [pack_batch(parcel.open()) for parcel in llm["kept"]]}
         if self._options.run_config.checkpoint_buffer:
             whole["buffer"] = self.learner.buffer_state()
         checkpoint.save(Path(path), whole, CHECKPOINT)
 
-    def save_weights(self, path: str, state: Mapping[str, Any], weights: Parcel) -> None:
+    def save_weights(self, path: str, state: Mapping[str, Any], weights: Weights) -> None:
         """Write a checkpoint that holds one version of the weights and nothing to go on from."""
-        checkpoint.save(Path(path), {**state, "weights": dict(weights.open())}, CHECKPOINT)
+        whole = {**state, "weights": dict(weights.world_model.open())}
+        if (llm := weights.llm) is not None:
+            whole |= {"llm_weights": {"version": llm.version, "digest": llm.digest}, "llm_trained": dict(llm.trained.open())}
+        checkpoint.save(Path(path), whole, CHECKPOINT)
 
     def load(self, path: str) -> int:
         """Go on from a checkpoint; how many batches wait in it (`waiting` hands them out), or -1 if they were not saved."""
@@ -153,9 +169,22 @@ class LearnerRole:
             if "buffer" in state:
                 self.learner.load_buffer_state(state["buffer"])
             self._waiting = list(state["waiting"]) if "buffer" in state else []
+            self._llm = state.get("llm")
             checkpoint.restore_random_state(state["random"])
         self.learner.set_rates()
         return len(self._waiting) if "buffer" in state else -1
+
+    def llm(self) -> dict[str, Any] | None:
+        """What a loaded checkpoint has of the language model that learns, once."""
+        saved, self._llm = self._llm, None
+        if saved is None:
+            return None
+        state = saved["state"]
+        kept = [Parcel(collected, collected.summary()) for collected in map(unpack_batch, saved["kept"])]
+        return {
+            **saved, "kept": kept, "state": None if state is None else Parcel(state),
+            "trained": None if state is None else Parcel(dict(state["trained"])),
+        }  # fmt: skip
 
     def waiting(self, place: int) -> Parcel:
         """The batch that waited at this place of the line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from lzero_async.errors import ConfigError
 from lzero_async.runs import checkpoint
@@ -14,26 +14,30 @@ from lzero_async.workers.parcels import Parcel
 from zoo.jericho.priorzero.games.files import find_game
 from zoo.jericho.priorzero.learn.saving import CHECKPOINT
 from zoo.jericho.priorzero.options import build_options
+from zoo.jericho.priorzero.play.batch import LLMWeights, Weights
 from zoo.jericho.priorzero.play.components import Parts
 from zoo.jericho.priorzero.roles import factories
+from zoo.jericho.priorzero.sections import Mode
 
 if TYPE_CHECKING:
     from zoo.jericho.priorzero.games.jericho_env import JerichoEnv
     from zoo.jericho.priorzero.play.open_game import OpenGame
     from zoo.jericho.priorzero.roles.players import EvaluatorRole
 
-MODES: Final = ("prior", "world_model", "llm")
+MODES: Final = get_args(Mode)
 COMPILED: Final = "_orig_mod."
 NEEDED: Final = ("timestep", "valid_actions", "action_mask", "state")  # of an observation
 
 
 def load(folder: Path, path: Path, device: str, *, mode: str = "") -> TextPolicy:
     """The policy in a checkpoint of a run. mode: prior (search with the language model's prior), world_model (search alone) or
-    llm (the language model alone); the default is the one that the run is evaluated in."""
+    llm (the language model alone), or prior_frozen or llm_frozen, the same with the language model as it was before it was
+    trained; the default is the one that the run is evaluated in."""
     state = checkpoint.load(path, CHECKPOINT)
     with checkpoint.fitting(path):
         saved, game, usual = state["options"], state["game"], _usual_mode(state["options"])
         weights = state["weights"] if "weights" in state else state["learner"]["policy"]["model"]
+        llm = llm_weights(state)
     mode = one_of("mode", mode or usual, MODES)
     changes: dict[str, Any] = {
         "env_config.evaluator_env_num": 1, "run_config.eval_modes": (mode,), "run_config.final_eval_modes": (mode,),
@@ -52,11 +56,23 @@ def load(folder: Path, path: Path, device: str, *, mode: str = "") -> TextPolicy
     policy = TextPolicy(factories.evaluator(parts, device, False, lambda event: None), mode)
     try:
         with checkpoint.fitting(path):
-            policy.load(weights)
+            policy.load(weights, llm)
     except BaseException:
         policy.close()
         raise
     return policy
+
+
+def llm_weights(state: Mapping[str, Any]) -> LLMWeights | None:
+    """What the language model was trained to, in a checkpoint of the last or the best weights."""
+    if "weights" in state:
+        saved, trained = state.get("llm_weights"), state.get("llm_trained")
+    else:
+        saved = state.get("llm")
+        trained = None if saved is None or saved["state"] is None else saved["state"]["trained"]
+    if saved is None or trained is None:
+        return None
+    return LLMWeights(int(saved["version"]), str(saved["digest"]), Parcel(dict(trained)))
 
 
 def _usual_mode(saved: Mapping[str, Any]) -> str:
@@ -78,9 +94,10 @@ class TextPolicy(Policy):
         self._evaluator, self._mode = evaluator, mode
         self._game: OpenGame | None = None
 
-    def load(self, weights: Mapping[str, Any]) -> None:
-        """Take these weights of the model; the learner's own have a prefix, because its model is compiled."""
-        self._evaluator.load(0, Parcel({name.removeprefix(COMPILED): value for name, value in weights.items()}))
+    def load(self, weights: Mapping[str, Any], llm: LLMWeights | None = None) -> None:
+        """Take these weights of the models; the learner's own have a prefix, because its model is compiled."""
+        plain = {name.removeprefix(COMPILED): value for name, value in weights.items()}
+        self._evaluator.load(0, Weights(Parcel(plain), llm))
 
     def __call__(self, observation: Mapping[str, Any]) -> str:
         if not isinstance(observation, Mapping) or any(name not in observation for name in NEEDED):

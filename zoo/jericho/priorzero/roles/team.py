@@ -11,7 +11,7 @@ from typing import Any
 from lzero_async import Worker
 from lzero_async.runs.role_set import PLACES
 from zoo.jericho.priorzero.games.files import Game
-from zoo.jericho.priorzero.options import backend_of, device_of, plays_asynchronously, threads_of
+from zoo.jericho.priorzero.options import backend_of, device_of, plays_asynchronously, threads_of, trains_llm
 from zoo.jericho.priorzero.play.components import Parts
 from zoo.jericho.priorzero.roles import factories
 from zoo.jericho.priorzero.roles.learner_group import on_loopback
@@ -20,24 +20,27 @@ from zoo.jericho.priorzero.sections import PriorZeroOptions
 
 @dataclass(frozen=True)
 class Team:
-    """The workers of a run; without evaluations there is no evaluator."""
+    """The workers of a run; without evaluations there is no evaluator, and only a language model that learns has a learner."""
 
     learner: Worker
     ranks: list[Worker]
     collectors: list[Worker]
     reanalyzers: list[Worker]
     evaluator: Worker | None
+    llm_learner: Worker | None
 
 
 def start_team(options: PriorZeroOptions, game: Game, folder: Path, start_role: Callable[..., Worker]) -> Team:
     """Start every role with `start_role(name, factory, threads=...)`, the learner first."""
     policy, run = options.policy_config, options.run_config
-    asynchronous = plays_asynchronously(options)
-    made: dict[tuple[int, str], Parts] = {}
+    asynchronous, in_turn = plays_asynchronously(options), backend_of(options) == "inline"
+    made: dict[tuple[int, str, str], Parts] = {}
 
     def parts(kind: str, number: int = 0) -> Parts:
-        """What the role with this number is built from; in one process equal ones are one."""
-        key = threads_of(options, kind), device_of(options.llm_config.llm_devices, number)
+        """What the role with this number is built from; in one process equal ones are one, unless they may have other weights
+        of the language model at the same time."""
+        own = f"{kind} {number}" if trains_llm(options) and not in_turn else ""
+        key = threads_of(options, kind), device_of(options.llm_config.llm_devices, number), own
         if key not in made:
             made[key] = Parts(options, game, folder, threads=key[0], llm_device=key[1])
         return made[key]
@@ -48,7 +51,7 @@ def start_team(options: PriorZeroOptions, game: Game, folder: Path, start_role: 
         return start_role(name, partial(make, *about), threads=threads_of(options, kind), **how)
 
     alone = {"pin_to_driver": True, **(on_loopback() if policy.learner_ranks > 1 else {})}
-    own_process = backend_of(options) in PLACES
+    own_process, trained = backend_of(options) in PLACES, options.llm_train_config
     learning, playing = partial(device_of, policy.device), partial(device_of, policy.collector_devices)
     evaluates = (run.eval_every and run.eval_modes) or run.final_eval_modes
     return Team(
@@ -72,5 +75,10 @@ def start_team(options: PriorZeroOptions, game: Game, folder: Path, start_role: 
             asynchronous,
         )
         if evaluates
+        else None,
+        llm_learner=start(
+            "llm learner", None, factories.llm_learner, parts("llm learner"), trained.llm_learner_device, pin_to_driver=True
+        )
+        if trains_llm(options)
         else None,
     )  # fmt: skip

@@ -139,6 +139,10 @@ class VllmEngine:
         with self._lock:
             return len(self._tokens.prompt_ids(prompt))
 
+    def request_ids(self, request: ScoreRequest) -> tuple[list[int], list[tuple[int, ...]]]:
+        with self._lock:
+            return self._tokens.request_ids(request)
+
     def score(self, requests: Sequence[ScoreRequest], reduction: Reduction = "mean") -> list[NDArray[Any]]:
         check_reduction(reduction)
         with self._lock:

@@ -1,0 +1,1 @@
+"""How the language model learns: from what the search found, beside the world model."""
