@@ -51,14 +51,22 @@ def train(seed: int, options: argparse.Namespace) -> str:
     words += ["--max_seconds", f"{options.minutes * 60:g}", "--plain"]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"seed-{seed}.out").open("a") as output:
-        code = subprocess.run([sys.executable, str(ENTRY), *words], stdout=output, stderr=output, check=False).returncode
+        code = subprocess.run(
+            [sys.executable, str(ENTRY), *words], stdout=output, stderr=output, check=False
+        ).returncode
     if code:
         return f"FAILED: seed {seed} ended with code {code}; see {folder.parent / f'seed-{seed}.out'}"
     seconds = time.monotonic() - began
     found = json.loads(subprocess.run(
         [sys.executable, "-m", "benchmarks.learn_llm", "--look", str(folder)], stdout=subprocess.PIPE, check=True, cwd=ROOT
     ).stdout.splitlines()[-1])  # fmt: skip
-    kept = {"seed": seed, "minutes": options.minutes, "wall_seconds": seconds, "training": [*TRAINING, *options.more], **found}
+    kept = {
+        "seed": seed,
+        "minutes": options.minutes,
+        "wall_seconds": seconds,
+        "training": [*TRAINING, *options.more],
+        **found,
+    }
     options.results.mkdir(parents=True, exist_ok=True)
     path(options.results, seed).write_text(json.dumps(kept) + "\n")
     return f"seed {seed}: alone {found['alone']:.1f}, before {found['before']:.1f}, held out {found['held_out']:.2f}"
@@ -85,7 +93,15 @@ def look(folder: Path) -> dict[str, Any]:
     trained = [row for row in rows if "llm/version" in row]
     held = [(row["llm/top1_held_out"], row["llm/held_out"]) for row in trained if "llm/top1_held_out" in row][-LAST:]
     summary = json.loads((folder / "summary.json").read_text())
-    names = ("llm/version", "llm/top1", "llm/distill_loss", "llm/top1_held_out", "prior/top1", "prior/kl", "learner/staleness")
+    names = (
+        "llm/version",
+        "llm/top1",
+        "llm/distill_loss",
+        "llm/top1_held_out",
+        "prior/top1",
+        "prior/kl",
+        "learner/staleness",
+    )
     return {
         **found, "held_out": float(np.average(*zip(*held, strict=True))) if held else float("nan"),
         "curve": [[row["collector/env_steps"], *(row.get(name) for name in names)] for row in rows],
@@ -133,7 +149,10 @@ def report(results: Path, seeds: list[int], picture: Path) -> int:
         )
     middle = {name: statistics.median(run[name] for run in runs) for name in BARS}
     met = all(run[name] >= bar for run in runs for name, bar in BARS.items())
-    print("; ".join(f"{name}: median {middle[name]:.2f}, bar {bar:g}" for name, bar in BARS.items()), "met" if met else "MISSED")
+    print(
+        "; ".join(f"{name}: median {middle[name]:.2f}, bar {bar:g}" for name, bar in BARS.items()),
+        "met" if met else "MISSED",
+    )
     draw(runs, picture)
     return 0 if met else 1
 
@@ -147,7 +166,11 @@ def draw(runs: list[dict[str, Any]], picture: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), dpi=130)
     for run in runs:
-        left.plot([row[1] / 60 for row in run["evaluations"]], [row[2] for row in run["evaluations"]], label=f"seed {run['seed']}")
+        left.plot(
+            [row[1] / 60 for row in run["evaluations"]],
+            [row[2] for row in run["evaluations"]],
+            label=f"seed {run['seed']}",
+        )
         rows = [row for row in run["curve"] if row[1] is not None]
         right.plot([row[0] for row in rows], [row[2] for row in rows], label=f"seed {run['seed']}: trained prompts")
         held = [(row[0], row[4]) for row in rows if row[4] is not None]
@@ -166,7 +189,9 @@ def main() -> int:
     """Train what is not trained yet, then print and draw; 1 if a run failed or a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--minutes", type=float, default=60.0, help="of training at most, per seed (default: %(default)s)")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="of training at most, per seed (default: %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("runs/learn-llm"))
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -1,4 +1,4 @@
-"""Whole runs in which a tiny language model learns: exact at degree 0, within the bound above, and nothing lost when it is killed."""
+"""Whole runs in which a tiny language model learns: exact at degree 0, within the bound above, nothing lost when it is killed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def test_a_run_says_how_the_language_model_learns_and_how_good_its_prior_is(stra
         assert 0 <= row["prior/top1"] <= 1 and row["prior/kl"] >= 0 and row["prior/entropy"] > 0
     for row in rows[1::2]:
         assert row["llm/updates"] == 2 and row["llm/staleness"] == 0 and row["llm/examples"] > 3
-        assert all(math.isfinite(row[f"llm/{name}"]) for name in ("distill_loss", "rft_loss", "kl_to_reference", "top1"))
+        assert all(
+            math.isfinite(row[f"llm/{name}"]) for name in ("distill_loss", "rft_loss", "kl_to_reference", "top1")
+        )
     results = read_results(straight)
     assert {row["mode"] for row in results["evaluations"]} == {"prior", "llm", "prior_frozen", "llm_frozen"}
     assert results["llm"]["version"] == 3 and results["llm"]["oldest"] == 0
@@ -119,7 +121,9 @@ def test_kill_9_in_the_middle_of_an_update_and_resume_give_the_same_numbers(
     )
     words = arguments(llm, folder, "--max_iter", "6", "--set", "run_config.checkpoint_every=3", *MODES)
     environment = {**os.environ, "PYTHONPATH": str(ENTRY.parents[3])}
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     saved = checkpoint.load(folder / "ckpt" / "last.safetensors", CHECKPOINT)["llm"]
     assert saved["version"] == 1 and len(saved["kept"]) == 1  # the third batch waits for the fourth
@@ -211,7 +215,10 @@ def test_collectors_and_evaluator_have_versions_of_their_own_in_one_process(llm:
     folder = tmp_path / "threads"
     more = ["--off_policy_degree", "2", "--async_eval", "--set", "policy_config.backend=thread"]
     more += ["--set", "llm_train_config.llm_every=1", "--set", "run_config.eval_every=1"]
-    assert main(arguments(llm, folder, "--max_iter", "5", *more, "--set", "run_config.eval_modes=['llm','llm_frozen']")) == 0
+    assert (
+        main(arguments(llm, folder, "--max_iter", "5", *more, "--set", "run_config.eval_modes=['llm','llm_frozen']"))
+        == 0
+    )
     results = read_results(folder)
     assert results["llm"]["version"] == 5 and results["llm"]["oldest"] <= 2
     by_mode = {mode: [r for r in results["evaluations"] if r["mode"] == mode] for mode in ("llm", "llm_frozen")}
@@ -237,7 +244,9 @@ def test_what_is_exported_says_what_the_run_says(
     engine.load_trained(found.trained.open(), found.version, found.digest)
     expected = engine.score([request])[0]
     assert np.abs(expected - before).max() > 1e-3
-    np.testing.assert_allclose(make_engine("transformers", str(target), device="cpu").score([request])[0], expected, atol=1e-3)
+    np.testing.assert_allclose(
+        make_engine("transformers", str(target), device="cpu").score([request])[0], expected, atol=1e-3
+    )
     assert export_main([str(straight), str(target)]) == 2
     assert "exists already" in capsys.readouterr().err
 

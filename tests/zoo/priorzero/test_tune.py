@@ -70,7 +70,7 @@ def test_the_policy_is_the_priors_with_equal_actions_sharing_and_padding_left_ou
     scored: list[tuple[str, float]], temperature: float, padding: int
 ) -> None:
     texts = [text for text, _ in scored]
-    known = {text: score for text, score in scored}
+    known = dict(scored)
     scores = np.asarray([known[text] for text in texts], np.float32)  # equal texts have equal scores
     expected = action_log_probs(texts, scores, temperature)
     width = len(texts) + padding
@@ -84,7 +84,9 @@ def test_the_policy_is_the_priors_with_equal_actions_sharing_and_padding_left_ou
     np.testing.assert_allclose(found[0, : len(texts)].numpy(), expected, atol=1e-4)
     assert torch.isneginf(found[0, len(texts) :]).all()
     pi = found[0, : len(texts)].exp().numpy()
-    assert float(losses.entropy(found, present)) == pytest.approx(-(pi * found[0, : len(texts)].numpy()).sum(), abs=1e-6)
+    assert float(losses.entropy(found, present)) == pytest.approx(
+        -(pi * found[0, : len(texts)].numpy()).sum(), abs=1e-6
+    )
     assert float(losses.kl_to_reference(found, found, present)) == pytest.approx(0, abs=1e-9)
 
 
@@ -234,7 +236,9 @@ def test_equal_prompts_are_one_example_with_the_visits_of_all_their_steps(folder
     assert len(examples) == len(set(episode.prompts.tolist()))
     assert sum(len(one.steps) for one in examples) == 40
     for one in examples:
-        mine = [step for step, number in enumerate(episode.prompts) if made.prompts.row(number).tokens == one.row.tokens]
+        mine = [
+            step for step, number in enumerate(episode.prompts) if made.prompts.row(number).tokens == one.row.tokens
+        ]
         expected = episode.visits[mine].sum(0)[: len(one.copies)] * 2
         np.testing.assert_allclose(one.visits, expected, rtol=1e-5)
         assert one.target.sum() == pytest.approx(1)
@@ -260,7 +264,15 @@ def test_the_quality_of_a_prior_is_what_numpy_says_of_it() -> None:
     priors = np.full((2, SLOTS), -np.inf, np.float32)
     priors[0, :3], priors[1, :2] = np.log((0.2, 0.4, 0.4)), np.log((0.9, 0.1))
     episode = Episode(
-        np.zeros((3, 1)), np.zeros(2, int), np.zeros(2), np.ones((3, SLOTS)), visits, np.zeros(2), np.zeros(2), True, priors
+        np.zeros((3, 1)),
+        np.zeros(2, int),
+        np.zeros(2),
+        np.ones((3, SLOTS)),
+        visits,
+        np.zeros(2),
+        np.zeros(2),
+        True,
+        priors,
     )
     found = prior_quality([episode])
     first = 0.5 * math.log(0.5 / 0.2) + 0.5 * math.log(0.25 / 0.4)
@@ -347,9 +359,7 @@ def test_engine_and_learner_give_the_same_scores_after_every_load(folder: str, m
             scores, present = made.scores(examples)
         for row, mask, one in zip(scores, present, examples, strict=True):
             number = next(n for n in range(4) if ids(engine, n)[0] == one.row.tokens)
-            np.testing.assert_allclose(
-                row[mask].numpy(), engine.score([request(number)], reduction)[0], atol=1e-3
-            )
+            np.testing.assert_allclose(row[mask].numpy(), engine.score([request(number)], reduction)[0], atol=1e-3)
     moved = max(np.abs(engine.score([request(n)], reduction)[0] - first[n]).max() for n in range(4))
     assert moved > 0.05
     engine.load_trained(None, 0, "")

@@ -77,7 +77,9 @@ def batch(number: int, llm_version: int = 0, staleness: int = 0) -> Any:
     return SimpleNamespace(data=Parcel(number, {"llm_version": llm_version}), staleness=staleness, stop=CallStop())
 
 
-def train(made: Tuning, number: int, world_model: Callable[[], dict[str, Any]] = dict, **about: Any) -> dict[str, float]:
+def train(
+    made: Tuning, number: int, world_model: Callable[[], dict[str, Any]] = dict, **about: Any
+) -> dict[str, float]:
     about.setdefault("llm_version", made.version)
     return made.train(number, batch(number, **about), world_model, 100.0)[1]
 
@@ -128,7 +130,9 @@ def test_the_bound_of_the_gate_bounds_the_language_models_versions_in_every_orde
                 due = -(-number // every) * every
                 age = schedule.version(due - 1) - schedule.version(played)
                 seen.add(age)
-                assert 0 <= age <= -(-degree // every), "older in the language model's versions than ceil(degree / every)"
+                assert 0 <= age <= -(-degree // every), (
+                    "older in the language model's versions than ceil(degree / every)"
+                )
             return super().finish_train(*args, **kwargs)
 
     walk(lambda: Watched(degree, num_collectors=2), Budget(batches=6, interruptions=1), degrees=())

@@ -16,7 +16,7 @@ APPLICATION = ApplicationEntry(
     policy="zoo.jericho.priorzero.roles.policy:load",
     commands={
         "export-llm": Command(
-            "write a run's trained language model as a folder for transformers and vLLM", "zoo.jericho.priorzero.roles.export:main"
+            "write a run's language model as a folder for transformers and vLLM", "zoo.jericho.priorzero.roles.export:main"
         )
     },
     lock="lzero_async.lightzero:stack.lock.txt",

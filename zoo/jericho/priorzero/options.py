@@ -203,7 +203,8 @@ def _check_llm_training(options: PriorZeroOptions) -> None:
         return
     wrong = {
         "llm_config.root_policy is 'wm_logits', which loads none; choose another": llm.root_policy == "wm_logits",
-        "llm_config.llm_engine is 'vllm', whose model cannot be trained yet; use 'transformers'": llm.llm_engine == "vllm",
+        "llm_config.llm_engine is 'vllm', whose model cannot be trained yet; use 'transformers'": llm.llm_engine
+        == "vllm",
         "llm_config.use_cot is on, and reasoning cannot be trained yet; switch it off": llm.use_cot,
         "policy_config.learner_ranks is above 1, which cannot be combined yet; set it to 1": (
             options.policy_config.learner_ranks > 1

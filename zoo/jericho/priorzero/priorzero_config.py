@@ -227,7 +227,7 @@ llm_train_config = dict(
     # Rank of LoRA's matrices.
     lora_rank=16,
     # Their scale: the trained part counts lora_alpha / lora_rank times.
-    lora_alpha=32.0,
+    lora_alpha=32,
     # Learning rate of AdamW.
     llm_learning_rate=3e-4,
     # Updates over which the learning rate rises to that.

@@ -176,7 +176,7 @@ class LLMTrainConfig:
     llm_share: Annotated[float, _share]
     llm_method: Literal["lora", "full"]
     lora_rank: Annotated[int, whole(1)]
-    lora_alpha: Annotated[float, positive_number]
+    lora_alpha: Annotated[int, whole(1)]
     llm_learning_rate: Annotated[float, positive_number]
     llm_warmup_updates: Annotated[int, whole(0)]
     llm_lr_schedule: Literal["constant", "cosine"]

@@ -226,9 +226,7 @@ class PriorZero(Application):
         report: TrainReport = done["report"]
         return report
 
-    def _train_both(
-        self, batch: Batch, newest: int, fresh: list[Parcel]
-    ) -> tuple[dict[str, Any], dict[str, float]]:
+    def _train_both(self, batch: Batch, newest: int, fresh: list[Parcel]) -> tuple[dict[str, Any], dict[str, float]]:
         """What the world model's learner and, if it is its turn, the language model's say of this train."""
 
         def world_model() -> dict[str, Any]:

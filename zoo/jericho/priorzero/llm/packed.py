@@ -61,8 +61,8 @@ class PackedRow:
 
 
 def forward(model: Any, rows: Sequence[PackedRow], cache: Any = None) -> list[Any]:
-    """Logits [1 + inner nodes, vocabulary] of each row: after its prompt, then after each inner node. Rows are padded on the left;
-    `cache` holds what is known of their beginnings, and takes the rest."""
+    """Logits [1 + inner nodes, vocabulary] of each row: after its prompt, then after each inner node. `cache` holds what is known
+    of their beginnings, and takes the rest."""
     import torch
 
     past, new = max(row.past for row in rows), max(row.new for row in rows)

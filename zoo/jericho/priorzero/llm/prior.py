@@ -224,7 +224,7 @@ class LLMPrior:
     # -- the cache --------------------------------------------------------
 
     def _key(self, query: _Query, weights: str) -> bytes:
-        parts = [prompt_key(query.prompt), query.item.actions, weights, self._reduction]
+        parts: list[Any] = [prompt_key(query.prompt), query.item.actions, weights, self._reduction]
         parts += [self._use_cot and self._cot_tokens, self._model]
         return b"scores " + hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 

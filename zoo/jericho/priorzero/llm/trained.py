@@ -24,7 +24,7 @@ class Trainable:
 
     method: Method = "lora"
     rank: int = 16
-    alpha: float = 32.0
+    alpha: int = 32
     seed: int = 0
 
 
@@ -62,8 +62,8 @@ def load_trained(model: Any, weights: Mapping[str, torch.Tensor]) -> None:
         shapes = [tuple(some[name].shape) if name in some else None for some in (own, weights)]
         if shapes[0] != shapes[1]:
             raise ConfigError(
-                f"the language model's trained weights do not fit: {name} is {shapes[1]} instead of {shapes[0]}; use the model and "
-                "the llm_train_config that they were trained with"
+                f"the language model's trained weights do not fit: {name} is {shapes[1]} instead of {shapes[0]}; use the model "
+                "and the llm_train_config that they were trained with"
             )
     with torch.no_grad():
         for name, value in own.items():
@@ -89,7 +89,7 @@ def trained_digest(base: str, weights: Mapping[str, Any]) -> str:
 
     total = xxhash.xxh3_128(base.encode())
     for name, value in sorted(weights.items()):
-        array = torch.as_tensor(value).detach().cpu().contiguous()
-        total.update(f"\n{name} {array.dtype} {tuple(array.shape)}\n".encode())
-        total.update(array.view(torch.uint8).numpy() if array.ndim else array.reshape(1).view(torch.uint8).numpy())
+        tensor = torch.as_tensor(value).detach().cpu().contiguous()
+        total.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, DynamicCache

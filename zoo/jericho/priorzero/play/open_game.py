@@ -118,7 +118,9 @@ class OpenGame:
             return None
         (rng,) = self.rng.spawn(1)  # whatever was drawn before, so that it can be repeated
         seed = int(rng.integers(1, 2**31 - 1))
-        return OpenGame(self.number, seed, rng, int(self.keeps_history), self._tries - 1, self._on_trouble, self._recorder)
+        return OpenGame(
+            self.number, seed, rng, int(self.keeps_history), self._tries - 1, self._on_trouble, self._recorder
+        )
 
     def begin(self, obs: dict[str, Any]) -> None:
         """Take the first observation; BadData for one that nobody can act on."""

@@ -79,7 +79,7 @@ def export(run: Path, folder: Path, weights: str = "best") -> tuple[int, int]:
         source = model_folder(model)
         tokenizer = AutoTokenizer.from_pretrained(source)
         plain: Any = load_model(source, torch.float32)
-    trainable = Trainable(how["llm_method"], int(how["lora_rank"]), float(how["lora_alpha"]))
+    trainable = Trainable(how["llm_method"], int(how["lora_rank"]), int(how["lora_alpha"]))
     tuned = make_trainable(load_model(source, torch.float32), trainable)
     load_trained(tuned, found.trained.open())
     if trainable.method == "full":
@@ -116,7 +116,9 @@ def _check(folder: str, tuned: Any, tokenizer: Any) -> None:
     )
     row = PackedRow("probe", ids, TokenTrie.build(candidates))
     with torch.inference_mode():
-        one, other = (node_log_probs(row, forward(m.eval(), [row])[0]) for m in (tuned, load_model(folder, torch.float32)))
+        one, other = (
+            node_log_probs(row, forward(m.eval(), [row])[0]) for m in (tuned, load_model(folder, torch.float32))
+        )
     if float((one - other).abs().max()) > TOLERANCE:
         raise ConfigError(
             f"what was written to {folder} differs from the run's model by {float((one - other).abs().max()):.2g} in a "

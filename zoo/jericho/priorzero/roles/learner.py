@@ -81,7 +81,8 @@ class LearnerRole:
     ) -> dict[str, Any]:
         """Take in `fresh` targets of older batches, store the batch and make the updates owed for it; what came of it.
         `newest` is the version of the weights now."""
-        before, dice = self._before = self.learner.state_dict(), checkpoint.random_state()
+        before = self.learner.state_dict()
+        self._before = before, checkpoint.random_state()
         start = time.monotonic()
         try:
             replaced = sum(self.learner.replace(targets.read()) for targets in fresh)
@@ -153,7 +154,10 @@ class LearnerRole:
         """Write a checkpoint that holds one version of the weights and nothing to go on from."""
         whole = {**state, "weights": dict(weights.world_model.open())}
         if (llm := weights.llm) is not None:
-            whole |= {"llm_weights": {"version": llm.version, "digest": llm.digest}, "llm_trained": dict(llm.trained.open())}
+            whole |= {
+                "llm_weights": {"version": llm.version, "digest": llm.digest},
+                "llm_trained": dict(llm.trained.open()),
+            }
         checkpoint.save(Path(path), whole, CHECKPOINT)
 
     def load(self, path: str) -> int:

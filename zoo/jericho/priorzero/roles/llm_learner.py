@@ -33,7 +33,7 @@ class LLMLearnerRole:
             seed=options.run_config.seed,
             device=numbered(check_device(device)),
             temperature=options.llm_config.prior_temperature,
-            reduction=options.llm_config.reduction,  # type: ignore[arg-type]  # one of the two, checked
+            reduction=options.llm_config.reduction,
             discount=options.policy_config.discount_factor,
         )
         self._emit, self._said_at = emit, 0.0

@@ -197,7 +197,9 @@ class EvaluatorRole(_PlayingRole):
     def play(self, mode: str, seed: int) -> Episode:
         """One episode with the weights that are here, of a game that is reset with this very seed."""
         with self._llm_of(mode):
-            (episode,) = self.player.play(1, np.random.default_rng([seed, PLAY_STREAM]), self._style(mode), seeds=[seed])
+            (episode,) = self.player.play(
+                1, np.random.default_rng([seed, PLAY_STREAM]), self._style(mode), seeds=[seed]
+            )
         return episode
 
     def begin(self, observation: Mapping[str, Any]) -> OpenGame:

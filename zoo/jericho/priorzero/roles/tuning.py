@@ -110,15 +110,20 @@ class Tuning:
         self.cpu_seconds += tuned["cpu_seconds"]
         self.oldest = max(self.oldest, *ages)
         numbers = {name: value for name, value in tuned["values"].items() if math.isfinite(value)}
-        return done, {**numbers, "version": float(self.version), "staleness": float(max(ages)), "seconds": tuned["seconds"]}
+        return done, {
+            **numbers,
+            "version": float(self.version),
+            "staleness": float(max(ages)),
+            "seconds": tuned["seconds"],
+        }
 
     def _check_age(self, kept: Kept) -> int:
         """How many versions of its own a batch is old. It is never older than the schedule says, whatever went wrong before."""
         age, oldest = self.version - int(kept.parcel.meta["llm_version"]), self.schedule.oldest(kept.staleness)
         if not 0 <= age <= oldest:
             raise LzeroAsyncError(
-                f"A batch is {age} versions of the language model old, and its staleness of {kept.staleness} allows 0 to {oldest}; "
-                "this is a fault of the program."
+                f"A batch is {age} versions of the language model old, and its staleness of {kept.staleness} allows 0 to "
+                f"{oldest}; this is a fault of the program."
             )
         return age
 

@@ -1,4 +1,4 @@
-"""What a language model learns from, out of the batches that collectors sent: equal prompts are one, with all steps that met it."""
+"""What a language model learns from, out of the batches of collectors: equal prompts are one, with all steps that met it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def gather(batches: Sequence[Collected], discount: float, n_step: int) -> list[E
                 example.steps.append(made)
                 if known[step]:
                     waiting.append((made, float(values[step])))
-    for (made, _), value in zip(waiting, normalised(np.asarray([value for _, value in waiting], np.float32)), strict=True):
+    for (made, _), value in zip(
+        waiting, normalised(np.asarray([value for _, value in waiting], np.float32)), strict=True
+    ):
         made.advantage = float(value)
     return [example for example in examples.values() if example.steps and np.isfinite(example.visits).all()]
 

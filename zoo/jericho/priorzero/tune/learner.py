@@ -74,7 +74,9 @@ class LLMLearner:
             self._reference = copy.deepcopy(self.model).requires_grad_(False)
         self._references: OrderedDict[Any, torch.Tensor] = OrderedDict()
         self._parameters = list(trained_weights(self.model).values())
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=how.llm_learning_rate, weight_decay=how.llm_weight_decay)
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=how.llm_learning_rate, weight_decay=how.llm_weight_decay
+        )
         self.version = self.updates = self._bad = 0
         self._first = self.state()
 
@@ -128,13 +130,15 @@ class LLMLearner:
         for part in self._passes(examples):
             loss, found = self._loss(part)
             if not torch.isfinite(loss):
-                return self._leave_out(f"its loss is {float(loss.detach())}")
+                self._leave_out(f"its loss is {float(loss.detach())}")
+                return None
             (loss * (len(part) / len(examples))).backward()
             for name, value in found.items():
                 told[name] = told.get(name, 0.0) + value * len(part) / len(examples)
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._how.llm_grad_clip))
         if not math.isfinite(norm):
-            return self._leave_out(f"the norm of its gradients is {norm}")
+            self._leave_out(f"the norm of its gradients is {norm}")
+            return None
         for group in self._optimizer.param_groups:
             group["lr"] = self._how.llm_learning_rate * self._rate()
         self._optimizer.step()
