@@ -276,29 +276,24 @@ def test_bad_generation_settings(engine, tokens, temperature):
 # -- weights ----------------------------------------------------------------
 
 
-def test_new_weights_are_used_and_old_kv_is_not(engine, tmp_path):
-    other = write_model(tmp_path / "other", seed=5)
-    request = ScoreRequest(chat(1), ACTIONS, "a")
-    before = engine.score([request])[0]
-    engine.load_weights(other, 7)
-    after = engine.score([request])[0]
-    assert engine.weights_version == 7 == engine.health()["weights_version"]
-    np.testing.assert_allclose(after, full_passes(other, request), atol=1e-3)
-    assert np.abs(after - before).max() > 0.1
-
-
 def test_the_priors_of_a_dead_run_are_not_read_once_the_weights_differ(folder, tmp_path):
     """A run loads weights as version 1, asks, is killed and resumed; then other weights are version 1 of the same model."""
+    import torch
+
+    from zoo.jericho.priorzero.llm.trained import Trainable, trained_digest, trained_weights
+
     state = GameState("You arrive.", "A kitchen.", "Nothing.", "Kitchen", ACTIONS, 0.0, 0, 1, False, False, False)
     request = PriorRequest(state, ACTIONS)
     answers, asked = {}, {}
     for life, weights in enumerate([5, 6, 5, 6]):
-        engine = make_engine("transformers", str(folder), device="cpu")
-        engine.load_weights(write_model(tmp_path / f"life-{life}", seed=weights), 1)
+        engine = make_engine("transformers", str(folder), device="cpu", trainable=Trainable(rank=2))
+        torch.manual_seed(weights)
+        trained = {name: torch.randn_like(value) for name, value in trained_weights(engine._model).items()}
+        engine.load_trained(trained, 1, trained_digest(engine.weights_digest, trained))
         prior = LLMPrior(engine, store=SharedStore(tmp_path / "cache.sqlite"))
         (answers[life],) = prior([request])
         asked[life] = prior.statistics()["engine_requests"]
-    assert asked == {0: 1, 1: 1, 2: 0, 3: 0}  # equal weights in another folder are the same weights
+    assert asked == {0: 1, 1: 1, 2: 0, 3: 0}  # equal weights of another life are the same weights
     assert np.abs(answers[0] - answers[1]).max() > 0.01
     assert answers[2].tobytes() == answers[0].tobytes() and answers[3].tobytes() == answers[1].tobytes()
 
@@ -325,14 +320,13 @@ def _damage(folder, how):
         (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 48}))
 
 
-@pytest.mark.parametrize("how", ["shape", "torn", "missing", "config", "no folder", "nan", "lacks a weight"])
-def test_unusable_weights_leave_the_old_ones(engine, folder, tmp_path, how):
+@pytest.mark.parametrize("how", ["torn", "missing", "config", "nan", "lacks a weight"])
+def test_a_damaged_model_is_one_sentence(tmp_path, how):
     from safetensors.torch import load_file, save_file
 
     other = tmp_path / "other"
-    if how != "no folder":
-        write_model(other, seed=5, hidden=64 if how == "shape" else 32)
-        _damage(other, how)
+    write_model(other, seed=5)
+    _damage(other, how)
     if how in ("nan", "lacks a weight"):
         weights = load_file(other / "model.safetensors")
         name = "model.layers.1.mlp.up_proj.weight"
@@ -341,18 +335,9 @@ def test_unusable_weights_leave_the_old_ones(engine, folder, tmp_path, how):
         else:
             del weights[name]
         save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    request = ScoreRequest(chat(1), ACTIONS)
     with pytest.raises(ConfigError) as caught:
-        engine.load_weights(str(other), 3)
+        make_engine("transformers", str(other), device="cpu")
     assert "\n" not in str(caught.value)
-    assert engine.weights_version == 0
-    np.testing.assert_allclose(engine.score([request])[0], full_passes(folder, request), atol=1e-3)
-
-
-@pytest.mark.parametrize("version", [-1, "2", 1.5])
-def test_a_version_is_a_whole_number(engine, folder, version):
-    with pytest.raises(ConfigError, match="version"):
-        engine.load_weights(folder, version)
 
 
 # -- making, closing --------------------------------------------------------

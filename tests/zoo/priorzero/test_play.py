@@ -21,7 +21,7 @@ from lzero_async.telemetry.terminal.progress import Progress, duration, table
 from zoo.jericho.priorzero.games.process import GameProcessError
 from zoo.jericho.priorzero.play.episode_scheduler import AllEnvironmentsFailed, Thinker
 from zoo.jericho.priorzero.play.episodes import Player, Style, _choose, observation_parts
-from zoo.jericho.priorzero.play.open_game import Episode, OpenGame
+from zoo.jericho.priorzero.play.open_game import Choice, Episode, OpenGame
 from zoo.jericho.priorzero.play.text_encoder import TextEncoder
 
 
@@ -139,10 +139,22 @@ def test_a_stop_keeps_the_episodes_that_have_ended() -> None:
 def test_moves_become_random_after_a_long_time_without_reward() -> None:
     visits, mask = np.array([0.0, 0.0, 1.0], np.float32), np.array([1, 0, 1], np.int8)
     style, rng = Style(temperature=0.5, stuck_steps=3, stuck_epsilon=1.0), np.random.default_rng(0)
-    assert {_choose(visits, style, rng, mask, 2) for _ in range(50)} == {2}
-    assert {_choose(visits, style, rng, mask, 3) for _ in range(50)} == {0, 2}
+    assert {_choose(visits, style, rng, mask, 2) for _ in range(50)} == {(2, 1.0)}
+    assert {_choose(visits, style, rng, mask, 3) for _ in range(50)} == {(0, 0.5), (2, 0.5)}
     never = Style(temperature=0.5, stuck_steps=0, stuck_epsilon=1.0)
-    assert {_choose(visits, never, rng, mask, 99) for _ in range(50)} == {2}
+    assert {_choose(visits, never, rng, mask, 99) for _ in range(50)} == {(2, 1.0)}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+def test_a_move_is_as_likely_as_it_says(temperature: float, epsilon: float) -> None:
+    visits, mask = np.array([0.2, 0.0, 0.5, 0.3], np.float32), np.array([1, 0, 1, 1], np.int8)
+    style, rng = Style(temperature=temperature, epsilon=epsilon), np.random.default_rng(0)
+    drawn = [_choose(visits, style, rng, mask) for _ in range(4000)]
+    said = dict(drawn)
+    for slot, likely in said.items():
+        assert sum(one == slot for one, _ in drawn) / len(drawn) == pytest.approx(likely, abs=0.03)
+    assert sum(said.values()) == pytest.approx(1, abs=0.01)
 
 
 def test_steps_without_reward_are_counted_from_the_last_reward() -> None:
@@ -153,7 +165,7 @@ def test_steps_without_reward_are_counted_from_the_last_reward() -> None:
     counted = []
     for reward in (0.0, 0.0, 5.0, 0.0, -5.0):
         outcome = SimpleNamespace(obs=env._obs(), reward=reward, done=False, info={})
-        game.choose(0, np.ones(3), 0.0, 0.0)
+        game.choose(Choice(0, 1.0, np.ones(3)))
         game.record(outcome)
         counted.append(game.unrewarded)
     assert counted == [1, 2, 0, 1, 2]

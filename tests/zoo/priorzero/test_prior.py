@@ -268,14 +268,21 @@ def test_other_settings_do_not_share(open_store):
     engine = RuleEngine()
     for options in (
         {},
-        {"temperature": 2.0},
         {"reduction": "sum"},
         {"use_cot": True},
         {"use_cot": True, "cot_tokens": 5},
         {"game_title": "Zork I"},
     ):
         LLMPrior(engine, store=open_store(), **options)([ask()])
-    assert engine.asked() == 6
+    assert engine.asked() == 5
+
+
+def test_another_temperature_needs_no_other_answer(open_store):
+    engine = RuleEngine()
+    plain, flat = (LLMPrior(engine, store=open_store(), temperature=temperature) for temperature in (1.0, 4.0))
+    (one,), (other,) = plain([ask()]), flat([ask()])
+    assert engine.asked() == 1
+    np.testing.assert_allclose(other - other.max(), (one - one.max()) / 4, atol=1e-5)
 
 
 def test_other_models_and_weights_do_not_share(open_store, tmp_path, monkeypatch):

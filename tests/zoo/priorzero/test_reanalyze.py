@@ -18,7 +18,7 @@ from tests.zoo.priorzero.test_learner import SLOTS, episode, new_learner
 from tests.zoo.priorzero.test_run import arguments
 from zoo.jericho.priorzero.learn.reanalyze import Fresh, ReanalyzeRole
 from zoo.jericho.priorzero.options import build_options
-from zoo.jericho.priorzero.play.open_game import OpenGame, _in_slots
+from zoo.jericho.priorzero.play.open_game import Choice, OpenGame, _in_slots
 from zoo.jericho.priorzero.priorzero_entry import main
 from zoo.jericho.priorzero.roles.reanalysis import Reanalysis
 
@@ -135,7 +135,7 @@ def test_the_prior_of_every_step_is_kept_in_its_slot() -> None:
     assert _in_slots([np.asarray([-1.0]), None], 3) is None
     game = OpenGame(0, 0, np.random.default_rng(0), 0)
     game.prior = np.asarray([-0.5])
-    game.choose(0, np.ones(3) / 3, 0.0, 0.0)
+    game.choose(Choice(0, 1.0, np.ones(3) / 3))
     assert game.priors == [game.prior]
 
 

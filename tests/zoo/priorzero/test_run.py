@@ -104,6 +104,7 @@ def test_the_score_of_a_run_is_that_of_the_mode_it_is_evaluated_in() -> None:
         options=options, history=[{"mode": mode, "mean": mean} for mode, mean in rows],
         env_steps=40, steps_played=50, updates=0, elapsed=1.0, _stored=0, _recent=[],
         coordinator=SimpleNamespace(train_count=0), queue=SimpleNamespace(mean=None), game=SimpleNamespace(max_score=10),
+        _measures=dict,
     )  # fmt: skip
     seen = PriorZero._progressed(application)
     assert (seen.last_score, seen.best_score) == (5.0, 7.0)

@@ -440,7 +440,7 @@ def reference():
 @pytest.fixture(scope="module")
 def other_weights(reference, tmp_path_factory):
     """A folder with changed weights (the tied embedding among them), their scores and the score of CHECK_REQUEST."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = str(tmp_path_factory.mktemp("weights"))
     model = AutoModelForCausalLM.from_pretrained(vllm_engine.model_folder(""))
@@ -448,9 +448,9 @@ def other_weights(reference, tmp_path_factory):
     model.model.layers[3].mlp.down_proj.weight.data *= 0.5
     model.save_pretrained(folder)
     original = reference.score(REAL)
-    reference.load_weights(folder, 1)
-    changed, check = reference.score(REAL), float(reference.score([vllm_engine.CHECK_REQUEST], "sum")[0][0])
-    reference.load_weights(vllm_engine.model_folder(""), 0)
+    AutoTokenizer.from_pretrained(vllm_engine.model_folder("")).save_pretrained(folder)
+    with contextlib.closing(make_engine("transformers", folder, threads=1)) as other:
+        changed, check = other.score(REAL), float(other.score([vllm_engine.CHECK_REQUEST], "sum")[0][0])
     assert np.abs(changed[1] - original[1]).max() > 0.1
     return folder, changed, check
 
@@ -585,9 +585,8 @@ def test_vllm_server_by_address(reference, other_weights, tmp_path):
 def test_vllm_several_servers_of_which_one_is_killed_and_comes_back(reference, other_weights, tmp_path, monkeypatch):
     folder, _, check = other_weights
     right = reference.score(episodes(""))
-    reference.load_weights(folder, 1)
-    changed = reference.score(episodes(""))
-    reference.load_weights(vllm_engine.model_folder(""), 0)
+    with contextlib.closing(make_engine("transformers", folder, threads=1)) as other:
+        changed = other.score(episodes(""))
     extension = ["--worker-extension-cls", f"{vllm_worker.__name__}.WeightReload"]
     with contextlib.ExitStack() as stack:
         (first, victim), (second, _) = (

@@ -244,6 +244,8 @@ llm_train_config = dict(
     llm_tokens_per_pass=1_024,
     # Weight of the cross-entropy to the search's visits.
     distill_weight=1.0,
+    # What those visits are raised to: 1 takes them as they are, above 1 makes them sharper.
+    distill_power=1.0,
     # Weight of the policy gradient.
     rft_weight=1.0,
     # What its ratio compares: 'ppo' (the action's probability) or 'gspo' (the likelihood of its text).

@@ -185,6 +185,7 @@ class LLMTrainConfig:
     llm_grad_clip: Annotated[float, positive_number]
     llm_tokens_per_pass: Annotated[int, whole(1)]
     distill_weight: Annotated[float, between(0, 1_000)]
+    distill_power: Annotated[float, positive_number]
     rft_weight: Annotated[float, between(0, 1_000)]
     rft_ratio: Literal["ppo", "gspo"]
     rft_clip: Annotated[float, between(0, 1)]

@@ -201,7 +201,7 @@ class LLMLearner:
         parts: dict[str, torch.Tensor] = {"entropy": losses.entropy(log_pi, present).mean()}
         total = -how.llm_entropy_weight * parts["entropy"]
         if how.llm_train in ("distill", "both"):
-            parts["distill_loss"] = losses.distillation(log_pi, present, target).mean()
+            parts["distill_loss"] = losses.distillation(log_pi, present, target**how.distill_power).mean()
             total = total + how.distill_weight * parts["distill_loss"]
         if how.llm_train in ("rft", "both"):
             parts |= self._policy_gradient(part, scores, present, copies, log_pi)
