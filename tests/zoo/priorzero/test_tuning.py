@@ -23,7 +23,7 @@ class CountingLearner:
     """Adds up the numbers that it is given; dies or fails when it is told to."""
 
     def __init__(self) -> None:
-        self.alive, self.restarts, self.total, self.version = True, 0, 0, 0
+        self.name, self.alive, self.restarts, self.total, self.version = "llm learner", True, 0, 0, 0
         self.dies: list[bool] = []  # at the next trains
         self.fails: list[Exception | None] = []
         self.calls: list[str] = []

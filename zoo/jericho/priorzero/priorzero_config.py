@@ -241,7 +241,7 @@ llm_train_config = dict(
     # Norm that gradients are clipped to.
     llm_grad_clip=1.0,
     # Tokens that go through the model at once, padding included; an update's gradients are added up over such passes.
-    llm_tokens_per_pass=1_024,
+    llm_tokens_per_pass=512,
     # Weight of the cross-entropy to the search's visits.
     distill_weight=1.0,
     # What those visits are raised to: 1 takes them as they are, above 1 makes them sharper.

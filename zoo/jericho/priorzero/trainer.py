@@ -141,6 +141,7 @@ class PriorZero(Application):
             self.tuning = Tuning(
                 self.llm_learner, Schedule(how.llm_every, how.llm_warmup), share=how.llm_share,
                 alternate=how.llm_schedule == "alternate", beside=self.backend.kind != "inline", **recovery,
+                working=lambda *what, **about: self.coordinator.working(*what, **about),
             )  # fmt: skip
 
     def _weights(self) -> Weights:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from lzero_async.clock import RealClock
@@ -53,7 +54,7 @@ class Kept(NamedTuple):
 
 class Tuning:
     """One run's. A dead learner of the language model is made anew from what it handed over with its last version, and makes
-    its part of the train again; the world model's learner, whose part is made, does not."""
+    its part of the train again; the world model's learner, whose part is made, does not. `working` notes what it does when."""
 
     def __init__(
         self,
@@ -67,7 +68,9 @@ class Tuning:
         restart_backoff: float,
         given_up: Callable[[], bool],
         on_restart: Callable[[], None],
+        working: Callable[..., AbstractContextManager[Any]] = lambda *_, **__: nullcontext(),
     ) -> None:
+        self._working = working
         self.learner, self.schedule = learner, schedule
         self._alternate, self._beside, self._share = alternate, beside, share
         self._max_restarts, self._backoff = max_restarts, restart_backoff
@@ -162,7 +165,8 @@ class Tuning:
             try:
                 self._bring_back()
                 self._known = False  # until its train is handed over
-                tuned: dict[str, Any] = self.learner.call("train", list(batches))
+                with self._working(self.learner.name, "llm train", version=self.version):
+                    tuned: dict[str, Any] = self.learner.call("train", list(batches))
             except WorkerDied as error:
                 if attempt == self._max_restarts or self._given_up():
                     raise
