@@ -126,6 +126,12 @@ def test_the_first_frame_of_a_run_in_turn_before_any_evaluation() -> None:
     assert "collector 0 ██████████████████▒▒▒▒▒▒▒▒▒▒▒▒▒▒····  50  38  12 collect 1.5 s\n" in text
 
 
+def test_numbers_of_the_applications_own_have_a_line() -> None:
+    text = render_text(at(130.0, measures={"prior top-1": 0.71823, "LLM trains": 12.0}), None, 79, 24)
+    assert "prior top-1 0.718, LLM trains 12" in text
+    assert "prior" not in render_text(at(130.0), None, 79, 24)
+
+
 def test_a_role_that_was_not_there_yet() -> None:
     text = render_text(at(130.0), replace(at(100.0), roles=()), 79, 18)
     assert "collector 0 ██████████████▒▒▒▒▒▒▒···  57  32  11  57  32  11 collect 1.5 s\n" in text

@@ -116,6 +116,15 @@ def test_what_is_drawn_is_described(tmp_path: Path) -> None:
     assert "collector 0: active 67 % (40.2 s), waiting 33 % (19.8 s), idle 0 % (0 s)" in shares
 
 
+def test_numbers_of_the_applications_own_are_tiles_and_rows(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", measures={"prior top-1": 0.718, "LLM trains": 12, "odd": "words"})
+    other = write_run(tmp_path / "two", measures={"prior top-1": 0.359})
+    text = (report(one, out=tmp_path / "page.html")).text
+    assert "prior top-1" in text and "0.718" in text and "LLM trains" in text and "odd" not in text
+    both = (report(one, other, out=tmp_path / "both.html")).text
+    assert "prior top-1" in both and "0.359" in both
+
+
 def test_batches_beyond_the_bound_stand_out(tmp_path: Path) -> None:
     counts = {"1": 10, "2": 5, "3": 4, "4": 1}
     run = write_run(tmp_path / "one", statistics=statistics(staleness_counts=counts, staleness_max=4))

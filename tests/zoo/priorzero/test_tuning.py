@@ -217,8 +217,8 @@ def test_more_than_its_share_of_the_time_is_not_taken() -> None:
     for number in range(1, 101):
         elapsed += 1.0
         made.train(number, batch(number, made.version), dict, elapsed)
-        assert made.cpu_seconds <= 0.25 * elapsed + learner.cpu
-    assert made.version == made.cpu_seconds == pytest.approx(25, abs=2) and made.skipped == 100 - made.version
+        assert number < 4 or made.cpu_seconds <= 0.25 * elapsed  # the first one shows what it costs
+    assert made.version == made.cpu_seconds == 25 and made.skipped == 75
 
 
 def test_what_is_saved_goes_on_where_it_was() -> None:

@@ -81,8 +81,8 @@ class Tuning:
         self.published: LLMWeights | None = None
         self.version = 0
         self.oldest = 0  # the most versions of its own that a batch was old
-        self.skipped = 0  # trains left out for the share of the time
-        self.seconds = self.cpu_seconds = 0.0
+        self.skipped = 0  # trains left out because another one like the last would be more than its share of the time
+        self.seconds = self.cpu_seconds = self._last_cost = 0.0
 
     def weights(self, world_model: Parcel) -> Weights:
         """What is published together."""
@@ -100,7 +100,7 @@ class Tuning:
             self._kept = kept[-self.schedule.every + 1 :] if self.schedule.every > 1 else []
             return done, {}
         ages = [self._check_age(one) for one in kept]
-        if self._share and elapsed > 0 and self.cpu_seconds > self._share * elapsed:
+        if self._share and self.version and self.cpu_seconds + self._last_cost > self._share * elapsed:
             done = world_model()
             self._kept = []
             self.skipped += 1
@@ -110,7 +110,8 @@ class Tuning:
         self._state, self.published = tuned["state"], tuned["weights"]
         self.version += 1
         self.seconds += tuned["seconds"]
-        self.cpu_seconds += tuned["cpu_seconds"]
+        self._last_cost = tuned["cpu_seconds"]
+        self.cpu_seconds += self._last_cost
         self.oldest = max(self.oldest, *ages)
         numbers = {name: value for name, value in tuned["values"].items() if math.isfinite(value)}
         return done, {

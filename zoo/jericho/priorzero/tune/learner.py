@@ -93,11 +93,9 @@ class LLMLearner:
         rng = np.random.default_rng([self._seed, STREAM, self.version])
         sums: dict[str, float] = {}
         made = left_out = 0
-        order = self._order(len(examples), rng)
-        probed = [examples[index] for index in order[:PROBED]]
+        probed = examples[:PROBED]
         before = self.agreement(probed)
-        for start in range(0, len(order), self._how.llm_batch_size):
-            chosen = [examples[index] for index in order[start : start + self._how.llm_batch_size]]
+        for chosen in self._draw(examples, rng):
             told = self._update(chosen)
             if told is None:
                 left_out += 1
@@ -114,13 +112,15 @@ class LLMLearner:
             values |= {"top1_held_out": self.agreement(held_out[:PROBED]), "held_out": float(len(held_out[:PROBED]))}
         return values | {"examples": float(len(examples)), "updates": float(made), "left_out": float(left_out)}
 
-    def _order(self, count: int, rng: np.random.Generator) -> list[int]:
-        """Which examples the updates of a train take: all of them in turn, in a drawn order, again and again."""
-        wanted = self._how.llm_updates * self._how.llm_batch_size if count else 0
-        order: list[int] = []
-        while len(order) < wanted:
-            order += rng.permutation(count).tolist()
-        return order[:wanted]
+    def _draw(self, examples: Sequence[Example], rng: np.random.Generator) -> Iterator[list[Example]]:
+        """The examples of each update of a train, distinct within one. What was met more often comes more often, as the square root:
+        its visits say more, and the agent will be there again; yet what is rare is learned, too."""
+        if not examples:
+            return
+        often = np.sqrt([len(example.steps) for example in examples])
+        count = min(self._how.llm_batch_size, len(examples))
+        for _ in range(self._how.llm_updates):
+            yield [examples[i] for i in rng.choice(len(examples), count, replace=False, p=often / often.sum())]
 
     def _update(self, examples: Sequence[Example]) -> dict[str, float] | None:
         """One step of the optimizer on these examples; None if it was not finite and left out."""
