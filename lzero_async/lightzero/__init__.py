@@ -32,18 +32,18 @@ def _entry(name: str) -> Callable[..., Any]:
         resume: str | None = None,
         **options: Any,
     ) -> Any:
-        from lzero_async.lightzero.configs import Call
+        from lzero_async.lightzero.configs import call_of
         from lzero_async.lightzero.running import Wishes, start
         from lzero_async.lightzero.running import resume as go_on
 
-        given = {"max_train_iter": max_train_iter, "max_env_step": max_env_step}
-        limits = {key: int(value) for key, value in given.items() if value is not None}
         if resume is not None:
-            code, policy = go_on(resume, {**limits, **options}, model=model, returns_policy=True)
+            given = {"max_train_iter": max_train_iter, "max_env_step": max_env_step}
+            limits = {key: int(value) for key, value in given.items() if value is not None}
+            code, policy = go_on(resume, {**limits, **options}, model=model)
         else:
             main, create = input_cfg
-            call = Call(name, main, create, seed, model, model_path, **limits)
-            code, policy = start(call, Wishes(options, returns_policy=True))
+            call = call_of(name, main, create, seed, model, model_path, max_train_iter, max_env_step, **options)
+            code, policy = start(call, Wishes())
         if code:
             raise KeyboardInterrupt  # the run has ended in order and can be resumed
         return policy

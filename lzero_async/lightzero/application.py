@@ -33,5 +33,16 @@ def describe(options: LightZeroOptions, config: Mapping[str, Any]) -> PipelineDe
     return PipelineDescription(
         collectors=options.num_collectors,
         environments=options.num_collectors * each,
-        size_flags="--set env.collector_env_num={each}",
+        size_flags=" ".join(f"--set {place}={{each}}" for place in _sizes(config)),
     )
+
+
+def _sizes(config: Mapping[str, Any]) -> list[str]:
+    """Where a config says how many environments a collector has, and what must not be less."""
+    policy = config["policy"]
+    places = ["env.collector_env_num", "policy.collector_env_num"]
+    places += [f"policy.{name}" for name in ("n_episode", "num_segments") if policy.get(name) is not None]
+    world = (policy.get("model") or {}).get("world_model_cfg") or {}
+    return places + [
+        f"policy.model.world_model_cfg.{name}" for name in ("env_num", "collector_env_num") if name in world
+    ]

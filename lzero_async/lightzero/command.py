@@ -21,8 +21,9 @@ from typing import Any, Final
 
 from lzero_async.errors import ConfigError
 from lzero_async.lightzero.configs import Call, find_config, run_config
+from lzero_async.lightzero.listing import why
 from lzero_async.lightzero.options import COMMAND
-from lzero_async.runs.options import make_parser, with_underscores
+from lzero_async.runs.options import closest, make_parser, with_underscores
 from lzero_async.runs.run_dir import exit_code
 
 PROG: Final = "lzero-async lightzero"
@@ -94,14 +95,21 @@ def train(flags: argparse.Namespace, words: list[str]) -> int:
             given = flags.config or [*flags.assignments, *words][0]
             raise ConfigError(f"{given!r} is given with --resume, but a resumed run keeps its config; leave it out.")
         return running.resume(flags.resume, changes)[0]
+    if flags.config is None and words:
+        raise ConfigError(
+            f"{words[0]!r} is no option here, so it and what follows are taken for the config's own; put CONFIG before them"
+            + _meant(words[0])
+        )
     if flags.config is None:
         raise ConfigError("No config is named; give a file, a module or a short name (--list shows them).")
     file = find_config(flags.config)
+    _check_words(file, words)
     wishes = running.Wishes(changes, flags.assignments, (str(file.resolve().parent),))
     done: list[tuple[Any, ...]] = []
 
     def run(call: Call) -> Any:
-        key = (call.entry, {**running.plain(call.main), "exp_name": ""}, running.plain(call.create))
+        limits = call.max_train_iter, call.max_env_step, call.model_path, dict(call.options)
+        key = (call.entry, {**running.plain(call.main), "exp_name": ""}, running.plain(call.create), *limits)
         if key in done and "seed" in changes:
             print(
                 f"the config calls {call.entry} again with another seed; with --seed that is the same run, so it is left out."
@@ -116,9 +124,43 @@ def train(flags: argparse.Namespace, words: list[str]) -> int:
     return _run_config(file, words, run, flags.config)
 
 
+def _check_words(file: Path, words: list[str]) -> None:
+    """ConfigError for a flag that neither we nor, as far as can be seen, the config knows."""
+    text = file.read_text(errors="replace")
+    reads = any(word in text for word in ("argv", "argparse", "parse_args", "click", "fire", "tyro", "hydra", "absl"))
+    for word in words:
+        name = word.partition("=")[0]
+        if (
+            not name.startswith("--")
+            or name in text
+            or with_underscores(name) in text
+            or name.replace("_", "-") in text
+        ):
+            continue
+        if (meant := _meant(name)) or not reads:
+            raise ConfigError(
+                f"{name!r} is no option here, and {file.name} does not name it" + (meant or "; leave it out.")
+            )
+
+
+def _meant(word: str) -> str:
+    close = closest(with_underscores(word.partition("=")[0])[2:], [*COMMAND.options, *OWN])
+    return f"; did you mean --{close}?" if close else ""
+
+
 def _run_config(file: Path, words: list[str], run: Any, name: str) -> int:
+    called: list[Call] = []
+
+    def noted(call: Call) -> Any:
+        called.append(call)
+        return run(call)
+
     try:
-        calls = run_config(file, words, run)
+        calls = run_config(file, words, noted)
+    except (ImportError, SyntaxError) as error:
+        if called:
+            raise
+        raise ConfigError(f"The config {name} cannot be read: {why(error)}.") from error
     except SystemExit as ended:  # the run's own end, or that of the config's own command line
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     if not calls:

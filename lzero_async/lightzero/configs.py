@@ -11,12 +11,13 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from lzero_async.errors import ConfigError
 from lzero_async.lightzero.entries import ENTRIES
+from lzero_async.lightzero.options import IN_CONFIG
 from lzero_async.lightzero.silence import quiet
 from lzero_async.runs.options import closest
 
@@ -25,7 +26,7 @@ SUFFIX: Final = "_config"
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one of LightZero's `train_*` functions, as a config makes it."""
+    """A call of one of LightZero's `train_*` functions, or of ours of the same name, as a config makes it."""
 
     entry: str
     main: Any
@@ -35,6 +36,24 @@ class Call:
     model_path: str | None = None
     max_train_iter: int = int(1e10)
     max_env_step: int = int(1e10)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of ours, by name
+
+
+def call_of(
+    name: str,
+    main: Any,
+    create: Any,
+    seed: int = 0,
+    model: Any = None,
+    model_path: str | None = None,
+    max_train_iter: int | None = None,
+    max_env_step: int | None = None,
+    **options: Any,
+) -> Call:
+    """A call with these arguments of `train_*`; no limit is LightZero's own."""
+    given = {"max_train_iter": max_train_iter, "max_env_step": max_env_step}
+    limits = {key: int(value) for key, value in given.items() if value is not None}
+    return Call(name, main, create, seed, model, model_path, options=options, **limits)
 
 
 def installed_configs() -> dict[str, Path]:
@@ -62,8 +81,8 @@ def find_config(name: str) -> Path:
             found = importlib.util.find_spec(name)
         except ModuleNotFoundError:
             found = None
-        if found is not None and found.origin:
-            return Path(found.origin)
+        if found is not None and found.has_location and Path(str(found.origin)).is_file():
+            return Path(str(found.origin))
     close = closest(short, known)
     hint = f"did you mean {close}?" if close else "--list shows those of the installed zoo."
     raise ConfigError(f"There is no config {name!r}; {hint}")
@@ -71,28 +90,26 @@ def find_config(name: str) -> Path:
 
 @contextlib.contextmanager
 def replaced_entries(train: Callable[[Call], Any]) -> Iterator[None]:
-    """While this lasts, every `train_*` of `lzero.entry` calls `train` instead."""
+    """While this lasts, every `train_*` of `lzero.entry` and of this package calls `train` instead."""
     with quiet():
         entries = importlib.import_module("lzero.entry")
-    modules = {name: sys.modules[f"lzero.entry.{name}"] for name in ENTRIES}  # some import from there
-    before = {name: getattr(entries, name) for name in ENTRIES}
+    own = importlib.import_module("lzero_async.lightzero")
+    places = [(module, name) for name in ENTRIES for module in (entries, sys.modules[f"lzero.entry.{name}"], own)]
+    before = [getattr(module, name) for module, name in places]
 
     def stand_in(name: str) -> Callable[..., Any]:
         def called(input_cfg: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            given = dict(zip(("seed", "model", "model_path", "max_train_iter", "max_env_step"), args, strict=False))
-            return train(Call(name, *copy.deepcopy(list(input_cfg)), **{**given, **kwargs}))
+            return train(call_of(name, *copy.deepcopy(list(input_cfg)), *args, **kwargs))
 
         return called
 
     try:
-        for name in ENTRIES:
-            for place in (entries, modules[name]):
-                setattr(place, name, stand_in(name))
+        for module, name in places:
+            setattr(module, name, stand_in(name))
         yield
     finally:
-        for name, function in before.items():
-            for place in (entries, modules[name]):
-                setattr(place, name, function)
+        for (module, name), function in zip(places, before, strict=True):
+            setattr(module, name, function)
 
 
 def run_config(file: Path, words: Sequence[str], train: Callable[[Call], Any]) -> int:
@@ -123,6 +140,8 @@ def change(config: Any, assignments: Sequence[str], known: Mapping[str, Any]) ->
             raise ConfigError(f"--set is {words!r}; write it as --set policy.batch_size=64.")
         place, there = config, known
         for number, key in enumerate(keys):
+            if keys[:-1] == ["policy"] and key in IN_CONFIG:
+                raise ConfigError(f"{words!r} is no value of LightZero's; give it as --{key} {text.strip()}.")
             if not isinstance(there, Mapping) or key not in there:
                 close = closest(key, there) if isinstance(there, Mapping) else ""
                 hint = (

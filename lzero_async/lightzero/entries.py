@@ -37,7 +37,7 @@ class Entry:
     evaluator: str = "MuZeroEvaluator"
     buffers: Mapping[str, str] = field(default_factory=lambda: BUFFERS)
     evaluates_first: bool = False  # once before anything is trained
-    random_collect: bool = True
+    ignores_random_collect: bool = False
     evaluates_offline: bool = False  # knows eval_offline
     reanalyzes: bool = False
     gym_envs: bool = False
@@ -68,7 +68,7 @@ ENTRIES: Final = {
     "train_unizero": Entry(WORLD_MODELS, evaluates_first=True),
     "train_unizero_segment": Entry(WORLD_MODELS, collector="MuZeroSegmentCollector", reanalyzes=True),
     "train_alphazero": Entry(
-        collector="AlphaZeroCollector", evaluator="AlphaZeroEvaluator", random_collect=False
+        collector="AlphaZeroCollector", evaluator="AlphaZeroEvaluator", ignores_random_collect=True
     ),
     "train_rezero": Entry(
         ("efficientzero", "muzero"),
@@ -76,7 +76,7 @@ ENTRIES: Final = {
         evaluates_first=True, evaluates_offline=True, reanalyzes=True, pure_policy=True,
     ),
     "train_muzero_with_gym_env": Entry(
-        ("efficientzero", "muzero", "sampled_efficientzero"), random_collect=False, gym_envs=True
+        ("efficientzero", "muzero", "sampled_efficientzero"), ignores_random_collect=True, gym_envs=True
     ),
     "train_muzero_with_reward_model": Entry(
         ("efficientzero", "muzero", "muzero_rnd", "sampled_efficientzero"), reward_model=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +31,7 @@ class Together:
         if self._parts is None:
             if self._threads:
                 importlib.import_module("torch").set_num_threads(self._threads)
-            with self.speaking_apart():
+            with self.speaking_apart(), _without_interrupts():
                 self._parts = Parts(self._plan, ALL)
         return self._parts
 
@@ -43,6 +44,17 @@ class Together:
             contextlib.redirect_stderr(file),
         ):
             yield
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started inside (DI-engine's environments) never see the terminal's Ctrl+C: the run ends them itself,
+    in order. One that comes meanwhile is told afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Apart:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from lzero_async.errors import BadData, ConfigError
 from lzero_async.lightzero.dice import seed_dice
 from lzero_async.lightzero.entries import reanalyze_rule
-from lzero_async.lightzero.parts import Emit, Parts, other_seed
+from lzero_async.lightzero.parts import BEST, Emit, Parts, other_seed
 from lzero_async.lightzero.storing import (
     Collected,
     buffer_state,
@@ -29,8 +29,7 @@ from lzero_async.runs import checkpoint
 from lzero_async.runs.soundness import first_bad
 from lzero_async.workers.parcels import Parcel
 
-KIND: Final = checkpoint.CheckpointKind("lzero-async.lightzero", 1, "LightZero")
-BEST: Final = "ckpt_best.pth.tar"
+KIND: Final = checkpoint.CheckpointKind("lzero-async.lightzero", 2, "LightZero")
 LOOK_EVERY: Final = 10.0  # seconds between two looks at the buffer
 MEGABYTE: Final = 1024 * 1024
 log = logging.getLogger(__name__)
@@ -70,10 +69,6 @@ class LearnerRole:
     def digest(self) -> str:
         """A digest of the weights as they are now."""
         return self.parts.digest()
-
-    def push(self, parcel: Parcel, env_steps: int) -> None:
-        """Store a collect without training on it."""
-        self._store(self._opened(parcel), env_steps)
 
     def train(self, parcel: Parcel, env_steps: int, temperature: float, epsilon: float) -> dict[str, Any]:
         """Store a collect and make the updates owed for it. `env_steps` are those of all collects up to it; the other two are
@@ -244,10 +239,13 @@ class LearnerRole:
             "buffer": buffer_state(parts.buffer),
             "waiting": [{"batch": pack_batch(parcel.open()), "meta": dict(parcel.meta)} for parcel in waiting],
             "random": checkpoint.random_state(),
+            "dice": other_seed(parts.seed, 0, self.updates),  # the trees' have no state that could be saved: they begin anew
         }  # fmt: skip
         if parts.reward_model is not None:
             whole["learner"]["reward_model"] = parts.reward_model.state_dict()
         checkpoint.save(Path(path), whole, KIND)
+        if not parts.shared:  # at degree 0 the collector has the same dice, and goes on as LightZero's does
+            seed_dice(whole["dice"])  # a run that is not broken off goes on as one that is resumed
 
     def save_weights(self, path: str, state: Mapping[str, Any], weights: Parcel) -> None:
         """Write the best weights: to play with, and as a checkpoint of LightZero's, whose optimizer is the newest."""
@@ -283,7 +281,7 @@ class LearnerRole:
             self._waiting = list(state["waiting"])
             checkpoint.restore_random_state(state["random"])
             parts.clear_caches()
-        seed_dice(other_seed(parts.seed, 0, self.updates))  # the trees' dice have no state that could be saved
+        seed_dice(int(state["dice"]))
         return len(self._waiting)
 
     def waiting(self, place: int) -> Parcel:

@@ -58,7 +58,7 @@ def rows() -> list[Row]:
 
 def _row(name: str, call: Call | Exception) -> Row:
     if isinstance(call, Exception):
-        return Row(name, "", "", "", _why(call))
+        return Row(name, "", "", "", why(call))
     env = call.main.env
     environment = str(env.get("env_id") or env.get("env_name") or call.create.env.type)
     return Row(name, call.entry, str(call.create.policy.type), environment, _status(call))
@@ -71,7 +71,7 @@ def _status(call: Call) -> str:
         with quiet():
             _try_environment(call)
     except Exception as error:
-        return _why(error)
+        return why(error)
     return RUNS
 
 
@@ -96,7 +96,7 @@ def _try_environment(call: Call) -> None:
         env.reset()
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
     """What a failure says of a config, in a few words."""
     text = " ".join(str(error).split())
     if isinstance(error, ModuleNotFoundError) and error.name:

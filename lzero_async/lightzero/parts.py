@@ -22,6 +22,7 @@ from lzero_async.errors import ConfigError
 from lzero_async.lightzero.dice import seed_dice
 from lzero_async.lightzero.entries import ENTRIES, Entry
 
+BEST: Final = "ckpt_best.pth.tar"  # beside ours
 LEARNER, COLLECTOR, EVALUATOR = "learner", "collector", "evaluator"
 ALL: Final = (LEARNER, COLLECTOR, EVALUATOR)
 MOST_SEEDS: Final = 2**31 - 2**16

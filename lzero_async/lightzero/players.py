@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -99,21 +99,6 @@ class CollectorRole(_PlayingRole):
         self._begin_anew(order.number)
         self._load(self.parts, order.version, weights)
 
-    def collect_randomly(self, order: CollectOrder, stop: StopSignal) -> Parcel:
-        """The episodes of a random policy with which a run may begin."""
-        from lzero.policy.random_policy import LightZeroRandomPolicy
-
-        self._begin_anew(order.number)
-        parts, collector, policy = self.parts, self.parts.collector, self.parts.cfg.policy
-        collector.reset_policy(
-            LightZeroRandomPolicy(cfg=policy, action_space=collector._env.env_ref.action_space).collect_mode
-        )
-        how = {"temperature": 1, "epsilon": 0.0}
-        episodes = policy.random_collect_episode_num
-        found = self._collect(order, stop, how, n_episode=episodes, train_iter=0, policy_kwargs=how)
-        collector.reset_policy(parts.policy.collect_mode)
-        return found
-
     def _begin_anew(self, number: int) -> None:
         """After a restart, a resume or a broken collect: other episodes and other dice than before."""
         parts = self.parts
@@ -184,7 +169,8 @@ class CollectorRole(_PlayingRole):
 
     def close(self) -> None:
         """End the environments."""
-        self.parts.collector.close()
+        with suppress(OSError, EOFError):  # processes of their own that have ended already
+            self.parts.collector.close()
 
 
 class EvaluatorRole(_PlayingRole):
@@ -218,4 +204,5 @@ class EvaluatorRole(_PlayingRole):
 
     def close(self) -> None:
         """End the environments."""
-        self.parts.evaluator.close()
+        with suppress(OSError, EOFError):
+            self.parts.evaluator.close()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lzero_async.errors import ConfigError
 from lzero_async.lightzero import upstream
 from lzero_async.lightzero.configs import Call, change, named_for_seed
-from lzero_async.lightzero.entries import ENTRIES
+from lzero_async.lightzero.entries import ENTRIES, Entry
+from lzero_async.lightzero.listing import why
 from lzero_async.lightzero.options import IN_CONFIG, LightZeroOptions, backend_of, build_options
 from lzero_async.lightzero.parts import Plan
 from lzero_async.lightzero.silence import quiet
@@ -31,30 +32,28 @@ FREE: Final = ("wandb-id", "total_config", "formatted_total_config", "git")  # o
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user wants of a run besides its config: options by name, `section.key=value` words, a run to go on with, where
-    modules beside the config are found, and whether the trained policy is wanted back."""
+    """What the user wants of a run besides its config: options by name, `section.key=value` words, and where modules beside
+    the config are found."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     assignments: Sequence[str] = ()
     path: tuple[str, ...] = ()
-    returns_policy: bool = False
 
 
 def start(call: Call, wishes: Wishes) -> tuple[int, Any]:
-    """Run what a config called; the exit code and, if wanted, the trained policy."""
+    """Run what a config called; the exit code and the trained policy."""
     upstream.check(call)
     main, options = _settle(call, wishes)
+    upstream.check(replace(call, main=main))  # with the user's changes
     with FolderLock() as lock:
         folder = free_folder(str(main.exp_name), None, lock, FREE)
         with logging_to(folder, LOGGER):
             say_folder(folder, str(main.exp_name), None)
             plan = compile_plan(call, main, options, folder, wishes.path)
-            return _run(plan, options, folder, None, {}, returns_policy=wishes.returns_policy)
+            return _run(plan, options, folder, None, {})
 
 
-def resume(
-    given: str, changes: Mapping[str, Any], *, model: Any = None, returns_policy: bool = False
-) -> tuple[int, Any]:
+def resume(given: str, changes: Mapping[str, Any], *, model: Any = None) -> tuple[int, Any]:
     """Go on with a run, from its folder or a checkpoint; limits and asynchrony may change, its config stays. A network of the
     user's own is not in the checkpoint: `model` has to be given again."""
     from lzero_async.lightzero.learner import KIND
@@ -83,7 +82,7 @@ def resume(
         with logging_to(folder, LOGGER):
             say_folder(folder, name, saved)
             plan = Plan(**{**vars(plan), "folder": str(folder.resolve()), "model": model})
-            return _run(plan, options, folder, saved, state, returns_policy=returns_policy)
+            return _run(plan, options, folder, saved, state)
 
 
 def plan_of(state: Mapping[str, Any]) -> Plan:
@@ -95,13 +94,7 @@ def plan_of(state: Mapping[str, Any]) -> Plan:
 
 
 def _run(
-    plan: Plan,
-    options: LightZeroOptions,
-    folder: Path,
-    saved: Path | None,
-    state: Mapping[str, Any],
-    *,
-    returns_policy: bool,
+    plan: Plan, options: LightZeroOptions, folder: Path, saved: Path | None, state: Mapping[str, Any]
 ) -> tuple[int, Any]:
     from lzero_async.lightzero.trainer import LightZeroRun
 
@@ -116,8 +109,7 @@ def _run(
         )
 
     def report(final: Any, reason: str) -> None:
-        if returns_policy:
-            kept.append(run.learner.call("learn_state").open())
+        kept.append(run.learner.call("learn_state").open())
         _report(run, reason)
 
     code = run_program(run, None if saved is None else go_on, None, report)
@@ -132,12 +124,15 @@ def _report(run: LightZeroRun, reason: str) -> None:
     print(most_to_gain(statistics, run.options))
     if counts["zero_trains"]:
         print(f"trains without an update, because data were missing: {counts['zero_trains']:,}")
+    if statistics["evals_skipped"]:
+        print(f"evaluations that were due and left out, because others still ran: {statistics['evals_skipped']:,}")
     if run.entry.segments:
         print(f"oldest first step of a trained segment: {counts['segment_age_max']} versions (segment_age_max)")
     best = "none" if run.best["return"] is None else f"{run.best['return']:.2f} at version {run.best['version']}"
     print(f"best evaluation: {best}; {counts['env_steps']:,} environment steps, {counts['updates']:,} updates")
     print(f"ended by: {reason}")
     say_places(run.folder)
+    print(f"{'for LightZero:':17}{run.folder / 'ckpt'}/*.pth.tar")
 
 
 def _settle(call: Call, wishes: Wishes) -> tuple[Any, LightZeroOptions]:
@@ -156,7 +151,7 @@ def _settle(call: Call, wishes: Wishes) -> tuple[Any, LightZeroOptions]:
     of_call = {"seed": call.seed, "max_env_step": int(call.max_env_step), "max_train_iter": int(call.max_train_iter)}
     name = str(main.get("exp_name", "default_experiment"))
     name = named_for_seed(name, int(given["seed"])) if "seed" in given else name
-    options = build_options({**of_call, "exp_name": name, **of_config, **given})
+    options = build_options({**of_call, "exp_name": name, **of_config, **call.options, **given})
     main.exp_name = options.exp_name
     return main, options
 
@@ -172,6 +167,7 @@ def compile_plan(call: Call, main: Any, options: LightZeroOptions, folder: Path,
     main.exp_name = os.path.relpath(folder)
     with quiet():
         compiled = _compiled(call, main, options.seed, save=True)
+    _check_sizes(compiled, entry)
     if compiled.policy.get("multi_gpu"):
         raise ConfigError(
             "policy.multi_gpu is set; a LightZero run here has one learner: --set policy.multi_gpu=false."
@@ -208,7 +204,27 @@ def _check_travels(compiled: Any, call: Call, options: LightZeroOptions) -> None
             )
 
 
+def _check_sizes(compiled: Any, entry: Entry) -> None:
+    """ConfigError for what LightZero's collectors only assert."""
+    name, envs = "num_segments" if entry.segments else "n_episode", int(compiled.env.collector_env_num)
+    count = compiled.policy.get(name)
+    if count is not None and count < envs:
+        raise ConfigError(
+            f"policy.{name} is {count}, but env.collector_env_num is {envs}, and each environment plays at least one; raise "
+            f"policy.{name} or lower env.collector_env_num."
+        )
+
+
 def _compiled(call: Call, main: Any, seed: int, *, save: bool) -> Any:
+    try:
+        return _compile(call, main, seed, save=save)
+    except ConfigError:
+        raise
+    except Exception as error:  # a package that is missing, a name that is not registered, a value of a wrong kind
+        raise ConfigError(f"DI-engine cannot compile this config: {why(error)}.") from error
+
+
+def _compile(call: Call, main: Any, seed: int, *, save: bool) -> Any:
     import torch
     from ding.config import compile_config
 

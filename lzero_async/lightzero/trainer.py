@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 import threading
 import time
 from collections import defaultdict
@@ -21,19 +22,18 @@ from lzero_async.lightzero.application import describe
 from lzero_async.lightzero.entries import ENTRIES, EvalSchedule
 from lzero_async.lightzero.gain import most_to_gain
 from lzero_async.lightzero.options import LightZeroOptions, backend_of, threads_of
-from lzero_async.lightzero.parts import Plan
+from lzero_async.lightzero.parts import BEST, Plan
 from lzero_async.lightzero.players import CollectOrder
 from lzero_async.runs import checkpoint
 from lzero_async.runs.applications import PipelineDescription
 from lzero_async.runs.options import as_dict
+from lzero_async.runs.run_dir import BEST_CHECKPOINT
 from lzero_async.runs.scored import ScoredApplication
 from lzero_async.telemetry.sinks import Records
 from lzero_async.telemetry.tensorboard import Board
 from lzero_async.telemetry.terminal.progress import Progress
 from lzero_async.telemetry.view import SECONDS, Count, Progressed
 from lzero_async.types import Batch, CollectContext, EvalResult, RunResult, StopSignal, TrainReport
-from lzero_async.workers.backend import ask_again
-from lzero_async.workers.calls import CallStop
 
 SAY_GAIN_AFTER: Final = 5  # trains with updates
 RECENT: Final = 20  # episodes
@@ -135,20 +135,6 @@ class LightZeroRun(ScoredApplication):
             self.counts["episodes"] += len(meta["returns"])
             self._recent = (self._recent + meta["returns"])[-RECENT:]
 
-    def _collect_randomly(self) -> None:
-        """The random episodes with which LightZero's entries may begin: stored, not trained on."""
-        if not self.entry.random_collect or self.policy.get("random_collect_episode_num", 0) <= 0:
-            return
-        self.progress.note(f"collecting {self.policy['random_collect_episode_num']} random episodes ...")
-        batch = ask_again(
-            self.collectors[0], "collect_randomly", self._order(0, 0), stop=CallStop(),
-            max_restarts=self.options.max_restarts, restart_backoff=self.options.restart_backoff,
-            given_up=lambda: self._closing, on_restart=self._role_restarted,
-        )  # fmt: skip
-        self._count_collect(batch.meta)
-        self.counts["env_steps"] += batch.meta["steps"]
-        self.learner.call("push", batch, self.counts["env_steps"])
-
     def train(self, batch: Batch) -> TrainReport:
         """Have the learner store the collect and make the updates owed for it."""
         meta = batch.data.meta
@@ -204,20 +190,21 @@ class LightZeroRun(ScoredApplication):
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def run(self) -> RunResult:
-        if not self.counts["played"]:
-            self._collect_randomly()
         self._mark(self.coordinator.version)
         result = super().run()
         self.learner.call("finish")
         return result._replace(reason=self._limit() or "stop_value") if result.reason == "stop_fn" else result
 
     def _loop(self) -> dict[str, Any]:
-        first = not self.coordinator.train_count
+        due = not self.coordinator.train_count and self.schedule.is_due(
+            self.counts["updates"]
+        )  # of a loaded checkpoint
+        first = not self.coordinator.train_count and (due or self.entry.evaluates_first)
         return dict(
             collect=self.collect,
             eval_fn=self.evaluate,
             eval_every=self._eval_is_due,
-            eval_first=int(first and self.entry.evaluates_first),
+            eval_first=int(first),
             max_seconds=self.options.max_seconds or None,
             stop_fn=lambda: self.converged or bool(self._limit()),
             on_eval=self._evaluated,
@@ -333,8 +320,23 @@ class LightZeroRun(ScoredApplication):
             self.earlier_seconds = float(state.get("seconds", 0.0))
             streams = [int(number) for number in state["streams"]]  # also those of more collectors than there are now
             self._streams = [*streams, *[0] * (len(self._streams) - len(streams))]
+        self._take_best_along(path)
         self._records.resume(self.coordinator.version, self.counts["env_steps"])
         self._mark(self.coordinator.version)
+
+    def _take_best_along(self, path: Path) -> None:
+        """The best weights of a run that goes on in another folder are its best ones there, too."""
+        for name in (Path(BEST_CHECKPOINT).name, BEST):
+            there, here = path.with_name(name), self.folder / Path(BEST_CHECKPOINT).parent / name
+            if there.is_file() and not here.exists():
+                here.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(there, here)
+        if not (self.folder / BEST_CHECKPOINT).is_file():
+            self.best = {"return": None, "version": -1}
+
+    def _say_evaluation(self, result: EvalResult, at: Mapping[str, int]) -> str:
+        score, where = float(result.value), f"{at['steps_trained']:,} environment steps, {at['updates']:,} updates"
+        return f"evaluation at {where} (version {result.version}): mean return {score:.2f}, {result.seconds:.1f} s"
 
     def close(self) -> None:
         board = getattr(self, "_board", None)

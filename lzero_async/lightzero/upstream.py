@@ -22,8 +22,12 @@ def fault(call: Call) -> str:
         return POLICIES[policy]
     if _get(main, "policy", "simulation_env_config_type") == "sampled_self_play":
         return "the policy does not know the simulation_env_config_type 'sampled_self_play'"
-    if ENTRIES[call.entry].segments and (_get(main, "policy", "random_collect_episode_num") or 0) > 0:
-        return "random_collect_episode_num is set, and its segment collector cannot count episodes"
+    if (_get(main, "policy", "random_collect_episode_num") or 0) > 0 and not ENTRIES[call.entry].ignores_random_collect:
+        return (
+            "random_collect_episode_num is set, and its random policy does not take the timestep that collectors pass"
+        )
+    if policy == "unizero" and _get(main, "policy", "use_priority"):
+        return "use_priority is set, and UniZero's learner does not say the priorities"
     if policy in ("muzero", "gumbel_muzero") and call.create.env.type == "gomoku" and _get(main, "env", "channel_last"):
         return "channel_last is true, and the network wants the channels first"
     return ""

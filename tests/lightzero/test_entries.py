@@ -116,7 +116,7 @@ def test_the_folder_says_the_seed_that_was_given() -> None:
             "muzero",
             "cartpole_lightzero",
             {"random_collect_episode_num": 4},
-            "segment collector",
+            "does not take the timestep",
         ),
     ],
 )
@@ -139,3 +139,28 @@ def test_roles_have_processes_unless_everything_is_in_turn() -> None:
 def test_no_two_collectors_and_no_two_lives_have_the_same_seed() -> None:
     seeds = {other_seed(0, worker, number) for worker in range(8) for number in range(50)}
     assert len(seeds) == 400 and 0 in seeds and all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.parametrize("name", ["cartpole_muzero", "cartpole_unizero", "tictactoe_sampled_alphazero_bot_mode"])
+def test_the_flags_for_another_number_of_environments_make_a_config_that_fits(name: str, tmp_path: Path) -> None:
+    """As `advise` and `compare` recommend them."""
+    from lzero_async.lightzero.application import describe
+    from lzero_async.lightzero.running import Wishes, _settle, compile_plan
+    from tests.lightzero.small import captured
+
+    call = captured(name)
+    options = build_options({})
+    typed = describe(options, compile_plan(call, call.main, options, tmp_path).config).typed(2, 1, 16)
+    words = typed.split()
+    sets = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    assert len(sets) >= 3 and all(one.endswith("=16") for one in sets)
+    main, options = _settle(call, Wishes({}, sets))
+    config = compile_plan(call, main, options, tmp_path).config
+    assert (
+        config["env"]["collector_env_num"]
+        == config["policy"]["collector_env_num"]
+        == config["policy"]["n_episode"]
+        == 16
+    )
+    if name == "cartpole_unizero":
+        assert config["policy"]["model"]["world_model_cfg"]["env_num"] == 16

@@ -22,6 +22,7 @@ CONFIGS = {
     "cartpole_unizero": {},
     "pendulum_cont_sampled_muzero": {"num_simulations": 2},
     "tictactoe_sampled_alphazero_sp_mode": {},
+    "pendulum_cont_disc_unizero": {"num_simulations": 2, "reanalyze_ratio": 0.25},  # its learner searches, too
 }
 
 

@@ -179,6 +179,12 @@ def test_what_is_defined_in_the_program_itself_is_refused_where_roles_have_proce
 
 def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("x = 1\n")
+    (tmp_path / "absent.py").write_text("import a_package_that_is_not_there\n")
+    (tmp_path / "keyword.py").write_text(
+        "from zoo.classic_control.cartpole.config.cartpole_muzero_config import main_config, create_config\n"
+        "from lzero.entry import train_muzero\n"
+        "train_muzero([main_config, create_config], of_policy_degree=1)\n"
+    )
     for words, said in {
         ("cartpole_muzer",): "did you mean cartpole_muzero?",
         (): "No config is named",
@@ -188,11 +194,28 @@ def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
         ("cartpole_muzero", "--off_policy_degree", "two"): "must be a whole number",
         ("cartpole_muzero", "--resume", "run"): "keeps its config",
         ("--resume", "run"): "There is no checkpoint",
+        ("cartpole_muzero", "--of_policy_degree", "4"): "did you mean --off_policy_degree?",
+        ("cartpole_muzero", "--lr", "4"): "does not name it",
+        ("--env", "X", "atari_muzero"): "put CONFIG before them",
+        ("absent.py",): "needs a_package_that_is_not_there",
+        ("keyword.py",): "did you mean off_policy_degree?",
+        ("os.path",): "There is no config",
+        ("cartpole_muzero", "--set", "policy.off_policy_degree=3"): "give it as --off_policy_degree 3",
+        ("cartpole_muzero", "--set", "policy.random_collect_episode_num=8"): "does not take the timestep",
+        ("cartpole_muzero", "--set", "policy.n_episode=2"): "raise policy.n_episode or lower env.collector_env_num",
+        ("cartpole_unizero", "--set", "policy.use_priority=true"): "does not say the priorities",
+        (
+            "cartpole_muzero",
+            "--set",
+            "env.manager.shared_memory=maybe",
+            "--set",
+            "policy.cuda=7x",
+        ): "give a value like that",
     }.items():
         done = lightzero(*words, folder=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) in ((2, 2), (2, 1)), (words, done.stderr)
         assert said in done.stderr and "Traceback" not in done.stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["nothing.py"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["absent.py", "keyword.py", "nothing.py"]
 
 
 def test_the_configs_own_flags_and_loops_reach_it(tmp_path: Path) -> None:
@@ -223,3 +246,70 @@ def test_the_list_names_every_config_of_the_zoo_and_whether_it_runs(tmp_path: Pa
     assert lines["cartpole_unizero"].split() == ["cartpole_unizero", "train_unizero", "unizero", "CartPole-v0", "runs"]
     assert "broken upstream" in lines["cartpole_stochastic_muzero"]
     assert "needs" in lines["lunarlander_disc_muzero"] or "runs" in lines["lunarlander_disc_muzero"]
+
+
+@pytest.mark.parametrize("place", ["lzero.entry", "lzero_async.lightzero"])
+def test_flags_reach_a_config_whatever_it_imports_its_entry_from(place: str, tmp_path: Path) -> None:
+    """Also keywords of ours and limits that are None; and the config gets the trained policy back."""
+    (tmp_path / "mine.py").write_text(
+        f"from {place} import train_muzero\n"
+        "from zoo.classic_control.cartpole.config.cartpole_muzero_config import main_config, create_config\n"
+        "if __name__ == '__main__':\n"
+        "    more = dict(max_env_step=None, num_collectors=2, off_policy_degree=2)\n"
+        "    policy = train_muzero([main_config, create_config], seed=3, **more)\n"
+        "    print('weights:', len(policy.learn_mode.state_dict()['model']))\n"
+    )
+    words = ["mine.py", "--off_policy_degree", "0", "--num_collectors", "1", "--seed", "5", "--exp_name", "given",
+             "--max_train_iter", "4", "--report", "false", *SMALL]  # fmt: skip
+    done = lightzero(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    options = json.loads((tmp_path / "given" / "options.json").read_text())
+    assert (options["seed"], options["off_policy_degree"], options["num_collectors"]) == (5, 0, 1)
+    assert "weights: " in done.stdout and "evaluation at 0 environment steps, 0 updates" in done.stderr
+
+
+def test_ctrl_c_of_a_terminal_ends_a_run_in_turn_whose_environments_are_processes(tmp_path: Path) -> None:
+    """A terminal sends it to all of them: the environments are not to die before the run has ended in order."""
+    words = [
+        "cartpole_muzero",
+        "--exp_name",
+        "run",
+        "--off_policy_degree",
+        "0",
+        *SMALL,
+        "--set",
+        "env.manager.shared_memory=false",
+    ]
+    process = Command([*LIGHTZERO, *words], cwd=tmp_path, stdout=-1, stderr=-1, text=True, start_new_session=True)
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if "Overlap makes it at most" in line:
+            os.killpg(process.pid, signal.SIGINT)
+            break
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, (said, errors[-2000:])
+    assert "Traceback" not in errors and "ending in order" in errors and "ended by: SIGINT" in output
+    assert (tmp_path / "run" / "report.html").is_file() and (tmp_path / "run" / "ckpt" / "last.safetensors").is_file()
+
+
+def test_a_run_that_goes_on_in_another_folder_takes_its_best_weights_along(tmp_path: Path) -> None:
+    words = [
+        "cartpole_muzero",
+        "--exp_name",
+        "one",
+        "--off_policy_degree",
+        "0",
+        "--max_train_iter",
+        "4",
+        "--report",
+        "false",
+    ]
+    assert lightzero(*words, *SMALL, folder=tmp_path).returncode == 0
+    done = lightzero("--resume", "one", "--exp_name", "two", "--max_train_iter", "8", "--plain", folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for name in ("best.safetensors", "ckpt_best.pth.tar"):
+        assert (tmp_path / "two" / "ckpt" / name).read_bytes() == (tmp_path / "one" / "ckpt" / name).read_bytes()
+    best = [json.loads((tmp_path / name / "summary.json").read_text())["score"]["best"] for name in ("one", "two")]
+    assert best[0] == best[1]

@@ -31,11 +31,13 @@ class OrderlyStop:
         self._stop = stop
         self._before: dict[signal.Signals, Any] = {}
         self._pipe = -1  # where the numbers of signals are written
+        self._screen = sys.stderr  # a stage may send what is printed meanwhile elsewhere
 
     def install(self) -> None:
         """Take the signals over."""
         if threading.current_thread() is not threading.main_thread():
             return
+        self._screen = sys.stderr
         self._before = {number: signal.getsignal(number) for number in _NUMBERS}
         _installed.append(self)
         numbers, self._pipe = os.pipe()
@@ -96,7 +98,9 @@ class OrderlyStop:
 
     def _announce_and_stop(self, name: str) -> None:
         try:
-            print(f"{name}: ending in order, after what runs now; once more to interrupt.", file=sys.stderr, flush=True)
+            print(
+                f"{name}: ending in order, after what runs now; once more to interrupt.", file=self._screen, flush=True
+            )
         finally:
             self._stop(name)
 
