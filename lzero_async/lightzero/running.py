@@ -45,6 +45,8 @@ def start(call: Call, wishes: Wishes) -> tuple[int, Any]:
     upstream.check(call)
     main, options = _settle(call, wishes)
     upstream.check(replace(call, main=main))  # with the user's changes
+    with quiet():  # before there is a folder
+        _check_sizes(_compiled(call, copy.deepcopy(main), options.seed, save=False), ENTRIES[call.entry])
     with FolderLock() as lock:
         folder = free_folder(str(main.exp_name), None, lock, FREE)
         with logging_to(folder, LOGGER):
@@ -167,7 +169,6 @@ def compile_plan(call: Call, main: Any, options: LightZeroOptions, folder: Path,
     main.exp_name = os.path.relpath(folder)
     with quiet():
         compiled = _compiled(call, main, options.seed, save=True)
-    _check_sizes(compiled, entry)
     if compiled.policy.get("multi_gpu"):
         raise ConfigError(
             "policy.multi_gpu is set; a LightZero run here has one learner: --set policy.multi_gpu=false."

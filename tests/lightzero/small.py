@@ -20,6 +20,30 @@ SIZES = dict(
 )
 
 
+SEGMENTS = dict(num_segments=2, game_segment_length=20, reanalyze_batch_size=4, reanalyze_partition=0.75, eval_freq=12)
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {  # what else there is: the config, the entry, the policy's values
+    "muzero segments": ("cartpole_muzero", "train_muzero_segment", dict(
+        **SEGMENTS, buffer_reanalyze_freq=0.5, update_per_collect=None, replay_ratio=0.2)),
+    "unizero segments": ("cartpole_unizero", "train_unizero_segment", dict(
+        **SEGMENTS, buffer_reanalyze_freq=0.5, train_start_after_envsteps=100)),
+    "several reanalyses a collect": ("cartpole_muzero", "train_muzero_segment", dict(
+        **SEGMENTS, buffer_reanalyze_freq=2, update_per_collect=6)),
+    "epsilon": ("cartpole_muzero", "train_muzero", dict(
+        eps=dict(eps_greedy_exploration_in_collect=True, start=1.0, end=0.05, decay=300, type="linear"), eval_freq=7,
+        threshold_training_steps_for_final_temperature=20, manual_temperature_decay=True)),
+    "priorities and reanalysis": ("cartpole_muzero", "train_muzero", dict(
+        use_priority=True, eval_freq=7, update_per_collect=None, replay_ratio=0.1, reanalyze_ratio=0.5)),
+    "a late start": ("cartpole_unizero", "train_unizero", dict(
+        train_start_after_envsteps=100, eval_freq=7, update_per_collect=None, replay_ratio=0.1)),
+    "cosine": ("cartpole_unizero", "train_unizero", dict(cos_lr_scheduler=True, reanalyze_ratio=0.2)),
+    "piecewise": ("cartpole_efficientzero", "train_muzero", dict(
+        piecewise_decay_lr_scheduler=True, optim_type="SGD", threshold_training_steps_for_final_lr=20, use_priority=True)),
+    "rezero": ("cartpole_rezero_mz", "train_rezero", dict(eval_freq=7)),
+    "replay ratio": ("tictactoe_sampled_alphazero_bot_mode", "train_alphazero", dict(
+        eval_freq=7, update_per_collect=None, replay_ratio=0.5)),
+}  # fmt: skip
+
+
 def shrink(call: Call, **more: Any) -> Call:
     """The same call with sizes that take seconds; `more` are keys of the policy section, or `env_manager`."""
     main, create = call.main, call.create
@@ -105,7 +129,9 @@ def run(name: str, how: str, updates: int, folder: str) -> list[str]:
     torch.set_num_threads(1)
     seeded_resets()
     digests: list[str] = []
-    call = replace(shrink(captured(name), env_manager="base"), max_train_iter=updates)
+    config, entry, more = CASES.get(name, (name, "", {}))
+    call = replace(shrink(captured(config), env_manager="base", **more), max_train_iter=updates)
+    call = replace(call, entry=entry) if entry else call
     call.main.exp_name = str(Path(folder) / how)
     note_updates(digests)
     if how == "serial":

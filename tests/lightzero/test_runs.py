@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.commands import Command, run_command
+from tests.lightzero.small import CASES
 from tests.process_tools import children, ended
 
 ROOT = Path(__file__).parents[2]
@@ -52,11 +53,14 @@ def program(*words: str, folder: Path) -> list[str]:
         pytest.param("tictactoe_efficientzero_bot_mode", marks=pytest.mark.soak),
         pytest.param("cartpole_unizero", marks=pytest.mark.soak),
         pytest.param("pendulum_cont_sampled_muzero", marks=pytest.mark.soak),
+        "muzero segments",
+        *(pytest.param(case, marks=pytest.mark.soak) for case in CASES if case != "muzero segments"),
     ],
 )  # fmt: skip
 def test_degree_0_is_lightzeros_serial_entry_bit_by_bit(config: str, tmp_path: Path) -> None:
-    serial, own = (program(config, how, "50", "w", folder=tmp_path) for how in ("serial", "ours"))
-    assert len(serial) == 50 and len(set(serial)) == 50
+    updates = "25" if config in CASES else "50"
+    serial, own = (program(config, how, updates, "w", folder=tmp_path) for how in ("serial", "ours"))
+    assert len(set(serial)) == len(serial) >= int(updates)
     different = [number for number, (one, other) in enumerate(zip(serial, own, strict=True)) if one != other]
     assert not different, f"the weights differ from update {different[0]} on"
 
