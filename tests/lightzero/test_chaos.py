@@ -37,6 +37,10 @@ class Killing(trainer.LightZeroRun):
             os.kill(worker.pid, signal.SIGKILL)
         super()._on_event(event)
 
+    def _limit(self) -> str:
+        """None as long as somebody is to be killed: how soon that happens is the machine's affair."""
+        return "" if any(self.victims[role] > 0 for role in ("collector", "evaluator")) else super()._limit()
+
     def _may_kill(self, role: str) -> bool:
         """Once for every second order of the collector, so that trains go on between the kills."""
         if role == "evaluator":
