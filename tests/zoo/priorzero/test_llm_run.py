@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,12 +26,14 @@ from tests.zoo.priorzero.test_run import metrics as metrics_of
 from zoo.jericho.priorzero.games.files import SHIPPED_GAME, find_game
 from zoo.jericho.priorzero.learn.saving import CHECKPOINT
 from zoo.jericho.priorzero.llm import ScoreRequest, make_engine
+from zoo.jericho.priorzero.llm.prior import LLMPrior
 from zoo.jericho.priorzero.llm.trained import Trainable
 from zoo.jericho.priorzero.options import build_options
 from zoo.jericho.priorzero.priorzero_entry import main
 from zoo.jericho.priorzero.roles.export import export, trained_of
 from zoo.jericho.priorzero.roles.export import main as export_main
 from zoo.jericho.priorzero.trainer import PriorZero
+from zoo.jericho.priorzero.tune.learner import LLMLearner
 
 pytestmark = pytest.mark.slow
 LEARNING = (
@@ -93,14 +96,54 @@ def test_a_run_says_how_the_language_model_learns_and_how_good_its_prior_is(stra
     assert set(results["measures"]) >= {"prior top-1", "prior KL", "prior entropy"}
 
 
-def test_the_weights_that_play_are_those_that_were_trained(straight: Path, llm: str) -> None:
-    """The collect after a version plays with it: its scores are those of an engine that loads it from the checkpoint."""
-    state = checkpoint.load(straight / "ckpt" / "last.safetensors", CHECKPOINT)
-    assert state["llm"]["version"] == 3 and len(state["llm"]["kept"]) == 0
-    _, found = trained_of(straight, "last")
-    assert found.digest == state["llm"]["digest"]
-    weights = found.trained.open()
-    assert any(float(abs(value).max()) > 0 for name, value in weights.items() if "lora_B" in name)
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """The version and digest of the weights that each question to a prior was answered with."""
+    found: list[tuple[int, str]] = []
+    call = LLMPrior.__call__
+
+    def noted(self: LLMPrior, items: Any) -> Any:
+        found.append((self.engine.weights_version, self.engine.weights_digest))
+        return call(self, items)
+
+    monkeypatch.setattr(LLMPrior, "__call__", noted)
+    return found
+
+
+def test_the_weights_that_play_are_those_that_were_trained(
+    llm: str, tmp_path: Path, asked: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At degree 0 the collect after a version plays with it; frozen modes play with the model as it was, and only they."""
+    batches: list[Any] = []
+    train = LLMLearner.train
+
+    def noted(self: LLMLearner, collected: Any, *more: Any) -> Any:
+        batches.extend(collected)
+        return train(self, collected, *more)
+
+    monkeypatch.setattr(LLMLearner, "train", noted)
+    folder = tmp_path / "run"
+    words = arguments(
+        llm, folder, "--max_iter", "2", "--set", "llm_train_config.llm_every=1", "--set", "run_config.eval_every=0"
+    )
+    assert main([*words, "--set", "run_config.final_eval_modes=[]"]) == 0
+    first, second = batches
+    assert [one.tags["llm_version"] for one in (first, second)] == [0, 1]
+    plain = make_engine("transformers", llm, device="cpu")
+    assert {digest for version, digest in asked if version == 0} == {plain.weights_digest}
+    assert len({digest for version, digest in asked if version == 1}) == 1
+    rows = {tuple(row.tokens): row.scores for row in first.prompts.rows()}
+    common = [(rows[tuple(row.tokens)], row.scores) for row in second.prompts.rows() if tuple(row.tokens) in rows]
+    assert common and max(np.abs(one - other).max() for one, other in common) > 1e-3
+    asked.clear()
+    for mode, frozen in (("llm", False), ("llm_frozen", True), ("prior_frozen", True), ("prior", False)):
+        with load_policy(folder, "last", mode=mode) as policy:
+            policy.play(1)
+        assert asked and {digest == plain.weights_digest for _, digest in asked} == {frozen}, mode
+        asked.clear()
+    with load_policy(folder, "last", mode="world_model") as policy:  # needs no language model
+        policy.play(1)
+    assert not asked
 
 
 def test_kill_9_in_the_middle_of_an_update_and_resume_give_the_same_numbers(
@@ -278,6 +321,8 @@ def test_a_trained_policy_plays_with_what_it_learned_or_as_it_was(straight: Path
         (("llm_config.use_cot=True",), "reasoning cannot be trained yet"),
         (("llm_train_config.llm_trian=off",), "did you mean"),
         (("llm_train_config.llm_share=2",), "llm_share"),
+        (("llm_train_config.llm_share=0.5",), "repeats exactly"),
+        (("llm_train_config.distill_weight=0",), "give it one"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_one_sentence(changes: tuple[str, ...], said: str) -> None:
@@ -286,8 +331,55 @@ def test_what_cannot_be_trained_is_one_sentence(changes: tuple[str, ...], said: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_resumed_run_keeps_the_shape_of_what_it_trains(straight: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--resume", str(straight), "--max_iter", "9", "--lora_rank", "4"]) == 2
-    assert "lora_rank was 2" in capsys.readouterr().err
-    assert main(["--resume", str(straight), "--max_iter", "9", "--llm_train", "off"]) == 2
-    assert "llm_train" in capsys.readouterr().err
+def test_a_resumed_run_keeps_what_belongs_to_its_language_model(
+    llm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, folder = str(tmp_path / "model"), tmp_path / "run"
+    shutil.copytree(llm, model)
+    words = arguments(llm, folder, "--max_iter", "2", "--set", f"llm_config.llm={model}")
+    assert main([*words, "--set", "run_config.final_eval_modes=['prior']"]) == 0
+    last = folder / "ckpt" / "last.safetensors"
+    before = checkpoint.load(last, CHECKPOINT)
+    for change, said in (
+        (("--lora_rank", "4"), "lora_rank was 2"), (("--llm_every", "4"), "llm_every was 2"),
+        (("--llm_train", "off"), "what it has learned would be lost"), (("--llm", llm), "llm was"),
+        (("--prior_temperature", "2"), "prior_temperature was"),
+    ):  # fmt: skip
+        assert main(["--resume", str(folder), "--max_iter", "4", *change]) == 2
+        assert said in capsys.readouterr().err
+    shutil.rmtree(model)
+    write_model(tmp_path / "model", seed=9, context=2048)  # another one of the same shape, at the same place
+    assert main(["--resume", str(folder), "--max_iter", "4"]) == 2
+    assert "not those of this model" in capsys.readouterr().err
+    assert export_main([str(folder), str(tmp_path / "exported"), "--weights", "last"]) == 2
+    assert "not the one that the run trained" in capsys.readouterr().err and not (tmp_path / "exported").exists()
+    after = checkpoint.load(last, CHECKPOINT)
+    assert (
+        after["llm"]["digest"] == before["llm"]["digest"]
+        and after["learner"]["updates"] == before["learner"]["updates"]
+    )
+
+
+def test_a_train_that_never_began_takes_nothing_back(llm: str, tmp_path: Path) -> None:
+    """What failed on the way to the learner is not the train before, which was made and counted."""
+    (tmp_path / "run").mkdir()
+    agent = PriorZero(
+        build_options(assignments=settings(llm, "run_config.max_iter=4")), find_game(SHIPPED_GAME), tmp_path / "run"
+    )
+    call, trains = agent.learner.call, []
+
+    def failing(method: str, *given: Any, **named: Any) -> Any:
+        if method == "train":
+            trains.append(1)
+            if len(trains) == 4:
+                raise OSError(28, "No space left on device")
+        return call(method, *given, **named)
+
+    agent.learner.call = failing  # type: ignore[method-assign]
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            agent.run()
+    finally:
+        agent.close()
+    state = checkpoint.load(tmp_path / "run" / "ckpt" / "last.safetensors", CHECKPOINT)
+    assert state["coordinator"]["gate"]["trained"] == 3 and state["learner"]["updates"] == 9

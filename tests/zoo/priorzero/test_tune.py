@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -448,6 +449,40 @@ def test_a_train_is_repeated_bit_by_bit_from_what_was_handed_over(folder: str, m
     assert other.digest() == one.digest() != trained_digest(one._base, state["trained"])
     other.load_state(None)
     assert other.version == 0 and other.digest() == learner(folder, llm_method=method).digest()
+
+
+def test_a_state_stays_as_it_was_handed_over_when_somebody_trains_on_from_it(folder: str) -> None:
+    data, made = batch(folder), learner(folder)
+    made.train([data])
+    state, expected = made.state(), copy.deepcopy(made.state())
+    other = learner(folder)
+    for one in (other, made):
+        one.load_state(state)
+        one.train([data])
+    for number, moments in expected["optimizer"].items():
+        assert all(torch.equal(state["optimizer"][number][name], value) for name, value in moments.items())
+    assert all(torch.equal(state["trained"][name], value) for name, value in expected["trained"].items())
+    assert made.digest() == other.digest()
+
+
+def test_weights_of_another_model_are_refused_though_they_have_its_shape(folder: str, tmp_path: Path) -> None:
+    made = learner(folder)
+    made.train([batch(folder)])
+    other = write_model(tmp_path / "other", seed=7)
+    with pytest.raises(ConfigError, match="not the one that was trained"):
+        learner(other).load_state(made.state())
+    engine = make_engine("transformers", other, device="cpu", trainable=Trainable(rank=4))
+    with pytest.raises(ConfigError, match="not those of this model"):
+        engine.load_trained(made.weights(), 1, made.digest())
+    assert engine.weights_version == 0
+
+
+def test_an_episode_that_is_not_finite_teaches_nothing(folder: str) -> None:
+    good, bad = batch(folder), batch(folder)
+    bad.episodes[0].rewards[1] = float("nan")
+    assert gather([bad], 0.9, 3) == []
+    one, other = (gather(batches, 0.9, 3) for batches in ([good], [good, bad]))
+    assert [len(example.steps) for example in one] == [len(example.steps) for example in other]
 
 
 def test_passes_add_up_to_the_same_update_whatever_their_size(folder: str) -> None:

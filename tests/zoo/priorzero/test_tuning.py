@@ -211,6 +211,27 @@ def test_when_the_world_model_fails_what_the_other_made_is_not_taken() -> None:
     assert (learner.total, made.version) == (3, 2)
 
 
+def test_a_learner_that_is_busy_when_the_world_model_fails_is_ended_and_does_not_train_again() -> None:
+    learner, busy, ended = CountingLearner(), threading.Event(), threading.Event()
+    made = tuning(learner)
+    train(made, 1)
+    kill = learner.kill
+    learner.kill = lambda: (kill(), ended.set())[0]  # type: ignore[method-assign]
+    learner.during = lambda: (busy.set(), ended.wait(10))[0]
+
+    def fails() -> dict[str, Any]:
+        assert busy.wait(10)
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        train(made, 2, fails)
+    assert learner.calls.count("train") == 2 and learner.restarts == 0
+    learner.during = lambda: None
+    for number in (2, 3):
+        train(made, number)
+    assert (learner.total, made.version) == (1 + 2 + 3, 3)
+
+
 def test_more_than_its_share_of_the_time_is_not_taken() -> None:
     learner = CountingLearner()
     made, elapsed = tuning(learner, share=0.25), 0.0

@@ -201,7 +201,12 @@ def _check_llm_training(options: PriorZeroOptions) -> None:
                 f"evaluate {frozen[0].removesuffix('_frozen')} instead, or set llm_train_config.llm_train."
             )
         return
+    unused = {"distill": how.distill_weight, "rft": how.rft_weight, "both": how.distill_weight + how.rft_weight}
     wrong = {
+        f"the weight of that loss is 0 ({how.llm_train}); give it one": not unused[how.llm_train],
+        "llm_share goes by the clock, and at off_policy_degree 0 a run repeats exactly; set it to 0": (
+            bool(how.llm_share) and is_synchronous(options)
+        ),
         "llm_config.root_policy is 'wm_logits', which loads none; choose another": llm.root_policy == "wm_logits",
         "llm_config.llm_engine is 'vllm', whose model cannot be trained yet; use 'transformers'": llm.llm_engine
         == "vllm",

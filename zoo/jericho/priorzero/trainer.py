@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,12 @@ FIXED_OPTIONS = (
     ("env_config", "max_action_num"), ("env_config", "observation"), ("policy_config", "embed_dim"),
     ("policy_config", "num_layers"), ("policy_config", "num_heads"), ("policy_config", "num_unroll_steps"),
     ("policy_config", "game_segment_length"), ("policy_config", "td_steps"), ("encoder_config", "encoder_model"),
-    ("encoder_config", "max_tokens"), ("llm_train_config", "llm_method"), ("llm_train_config", "lora_rank"),
-    ("llm_train_config", "lora_alpha"),
+    ("encoder_config", "max_tokens"),
+)  # fmt: skip
+# One whose language model learns keeps these, too.
+TRAINED_OPTIONS = (
+    ("llm_train_config", "llm_every"), ("llm_train_config", "llm_method"), ("llm_train_config", "lora_rank"),
+    ("llm_train_config", "lora_alpha"), ("llm_config", "llm"), ("llm_config", "reduction"), ("llm_config", "prior_temperature"),
 )  # fmt: skip
 
 
@@ -239,7 +243,7 @@ class PriorZero(Application):
             return self.tuning.train(newest + 1, batch, world_model, self._seconds_now())
         except Exception:
             if self.learner.alive:
-                self.learner.call("take_back")
+                self.learner.call("take_back", batch.id)
             raise
 
     def evaluate(self, context: EvalContext) -> float:
@@ -497,10 +501,18 @@ class PriorZero(Application):
                 f"{path} is of the game {game.get('label')!r}, and this run is of {self.game.label!r}; "
                 "pass the --env_id of that run."
             )
-        fixed = _fixed(as_dict(self.options))
-        checkpoint.check_same_run(path, {**state, "options": _fixed(state.get("options", {}))}, fixed, fixed)
+        saved = state.get("options", {})
+        trained = saved.get("llm_train_config", {}).get("llm_train", "off") != "off"
+        if trained and self.tuning is None:
+            raise ConfigError(
+                f"{path} is of a run whose language model learns, and without --llm_train what it has learned would be lost; "
+                "give --llm_train as that run had it."
+            )
+        names = (*FIXED_OPTIONS, *(TRAINED_OPTIONS if trained else ()))
+        fixed = _fixed(as_dict(self.options), names)
+        checkpoint.check_same_run(path, {**state, "options": _fixed(saved, names)}, fixed, fixed)
 
 
-def _fixed(options: Mapping[str, Any]) -> dict[str, Any]:
+def _fixed(options: Mapping[str, Any], names: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """What a resumed run keeps, by its full name."""
-    return {f"{section}.{key}": options.get(section, {}).get(key) for section, key in FIXED_OPTIONS}
+    return {f"{section}.{key}": options.get(section, {}).get(key) for section, key in names}

@@ -25,7 +25,14 @@ from zoo.jericho.priorzero.llm.kv_store import KvEntry, KvStore
 from zoo.jericho.priorzero.llm.model_loading import clear_errors, context_limit, load_model, stop_tokens
 from zoo.jericho.priorzero.llm.packed import PackedRow, forward, node_log_probs
 from zoo.jericho.priorzero.llm.smollm2 import model_folder
-from zoo.jericho.priorzero.llm.trained import Trainable, load_trained, make_trainable, switch_adapter, trained_weights
+from zoo.jericho.priorzero.llm.trained import (
+    Trainable,
+    load_trained,
+    make_trainable,
+    switch_adapter,
+    trained_digest,
+    trained_weights,
+)
 
 # A padded batch pays on a CPU while its rows are short, since the weights are read once for all (8 rows of 60 tokens: 1.8 s
 # against 2.4 s one by one), and loses when they are long (8 of 300: 9.8 s against 7.9 s). A GPU wants large passes.
@@ -150,6 +157,11 @@ class TransformersEngine:
                 return
             if self._trainable is None:
                 raise ConfigError("this engine was made without trainable weights: give it `trainable`")
+            if weights is not None and trained_digest(self._base_digest, weights) != digest:
+                raise ConfigError(
+                    f"trained weights of version {version} are not those of this model, or are damaged: put the run's own "
+                    "language model back"
+                )
             if self._trainable.method == "lora":
                 if weights is not None:
                     load_trained(self._model, weights)

@@ -70,9 +70,17 @@ def export(run: Path, folder: Path, weights: str = "best") -> tuple[int, int]:
     import torch
     from transformers import AutoTokenizer
 
+    from zoo.jericho.priorzero.llm.digest import weights_digest
     from zoo.jericho.priorzero.llm.model_loading import clear_errors, load_model
     from zoo.jericho.priorzero.llm.smollm2 import model_folder
-    from zoo.jericho.priorzero.llm.trained import ADAPTER, Trainable, load_trained, lora_layers, make_trainable
+    from zoo.jericho.priorzero.llm.trained import (
+        ADAPTER,
+        Trainable,
+        load_trained,
+        lora_layers,
+        make_trainable,
+        trained_digest,
+    )
 
     model, how = options["llm_config"]["llm"], options["llm_train_config"]
     with clear_errors(f"cannot load the language model {model!r}", "put it where the run had it"):
@@ -81,7 +89,10 @@ def export(run: Path, folder: Path, weights: str = "best") -> tuple[int, int]:
         plain: Any = load_model(source, torch.float32)
     trainable = Trainable(how["llm_method"], int(how["lora_rank"]), int(how["lora_alpha"]))
     tuned = make_trainable(load_model(source, torch.float32), trainable)
-    load_trained(tuned, found.trained.open())
+    weights_of_run = found.trained.open()
+    load_trained(tuned, weights_of_run)
+    if trained_digest(weights_digest(source), weights_of_run) != found.digest:
+        raise ConfigError(f"the language model in {source} is not the one that the run trained; put that one back.")
     if trainable.method == "full":
         plain = tuned
     else:

@@ -37,11 +37,11 @@ def learner(parts: Parts, device: str, emit: Emit) -> LearnerRole:
     return LearnerRole(parts, device, emit)
 
 
-def llm_learner(parts: Parts, device: str, emit: Emit) -> LLMLearnerRole:
+def llm_learner(parts: Parts, device: str, own_process: bool, emit: Emit) -> LLMLearnerRole:
     """The language model's learner."""
     with quiet():
         from zoo.jericho.priorzero.roles.llm_learner import LLMLearnerRole
-    return LLMLearnerRole(parts, device, emit)
+    return LLMLearnerRole(parts, device, own_process, emit)
 
 
 def rank(parts: Parts, number: int, device: str, emit: Emit) -> RankRole:

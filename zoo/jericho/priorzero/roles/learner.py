@@ -45,7 +45,7 @@ class LearnerRole:
         else:
             self._lead, self.learner = _data_parallel(parts, cfg)
         self._emit, self._said_at = emit, 0.0
-        self._before: tuple[dict[str, Any], dict[str, Any]] | None = None  # the last train
+        self._before: tuple[int, dict[str, Any], dict[str, Any]] | None = None  # the last train, of which batch
         self._waiting: list[dict[str, Any]] = []  # of a loaded checkpoint
         self._llm: dict[str, Any] | None = None  # the same
 
@@ -82,7 +82,7 @@ class LearnerRole:
         """Take in `fresh` targets of older batches, store the batch and make the updates owed for it; what came of it.
         `newest` is the version of the weights now."""
         before = self.learner.state_dict()
-        self._before = before, checkpoint.random_state()
+        self._before = batch, before, checkpoint.random_state()
         start = time.monotonic()
         try:
             replaced = sum(self.learner.replace(targets.read()) for targets in fresh)
@@ -96,7 +96,7 @@ class LearnerRole:
                 self.learner.leave_out(found)
                 result = replace(result, updates=0, losses={}, left_out=result.updates + result.left_out)
         except Exception:
-            self.take_back()
+            self.take_back(batch)
             raise
         return {
             "updates": result.updates,
@@ -111,10 +111,10 @@ class LearnerRole:
             "refused_episodes": result.refused,
         }
 
-    def take_back(self) -> None:
-        """Be as before the last train: it failed, here or in what belongs to it elsewhere."""
-        if self._before is not None:
-            (state, dice), self._before = self._before, None
+    def take_back(self, batch: int) -> None:
+        """Be as before the train of this batch, if that was the last one: it failed, here or in what belongs to it elsewhere."""
+        if self._before is not None and self._before[0] == batch:
+            (_, state, dice), self._before = self._before, None
             self._load_state(state)
             checkpoint.restore_random_state(dice)
 

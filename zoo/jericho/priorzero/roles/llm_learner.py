@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -22,7 +21,7 @@ class LLMLearnerRole:
     """The language model's learner behind calls. What a train made is handed over whole, so that a role made anew goes on
     from there."""
 
-    def __init__(self, parts: Parts, device: str, emit: Callable[[Any], None]) -> None:
+    def __init__(self, parts: Parts, device: str, own_process: bool, emit: Callable[[Any], None]) -> None:
         parts.limit_threads()
         with quiet():
             from zoo.jericho.priorzero.tune.learner import LLMLearner
@@ -37,6 +36,7 @@ class LLMLearnerRole:
             discount=options.policy_config.discount_factor,
         )
         self._emit, self._said_at = emit, 0.0
+        self._cpu_time = time.process_time if own_process else time.thread_time  # others' work is not its own
 
     def ready(self) -> None:
         """Answered once the role is made."""
@@ -47,7 +47,7 @@ class LLMLearnerRole:
 
     def train(self, batches: Sequence[Parcel]) -> dict[str, Any]:
         """Train on these batches; the numbers of it, the new weights, and the state to go on from."""
-        wall, cpu = time.monotonic(), time.process_time()
+        wall, cpu = time.monotonic(), self._cpu_time()
         values = self.learner.train([batch.read() for batch in batches], self._updated)
         weights = self.learner.weights()
         if found := first_bad(weights):
@@ -55,7 +55,7 @@ class LLMLearnerRole:
         published = LLMWeights(self.learner.version, self.learner.digest(), Parcel(weights, live=True))
         return {
             "values": values, "weights": published, "state": Parcel(self.learner.state()),
-            "seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - cpu, "pid": os.getpid(),
+            "seconds": time.monotonic() - wall, "cpu_seconds": self._cpu_time() - cpu,
         }  # fmt: skip
 
     def _updated(self, updates: int) -> None:

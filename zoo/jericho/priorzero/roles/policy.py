@@ -43,7 +43,8 @@ def load(folder: Path, path: Path, device: str, *, mode: str = "") -> TextPolicy
         "env_config.evaluator_env_num": 1, "run_config.eval_modes": (mode,), "run_config.final_eval_modes": (mode,),
     }  # fmt: skip
     if mode == "world_model":
-        changes["llm_config.root_policy"] = "wm_logits"  # no language model has to be loaded
+        # No language model has to be loaded.
+        changes |= {"llm_config.root_policy": "wm_logits", "llm_train_config.llm_train": "off"}
     options = build_options(saved=saved, changes=changes)
     found = find_game(
         options.env_config.env_id, options.env_config.rom_dir or None, allow_substitute=bool(game["substitute_for"])

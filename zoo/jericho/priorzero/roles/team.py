@@ -77,7 +77,8 @@ def start_team(options: PriorZeroOptions, game: Game, folder: Path, start_role: 
         if evaluates
         else None,
         llm_learner=start(
-            "llm learner", None, factories.llm_learner, parts("llm learner"), trained.llm_learner_device, pin_to_driver=True
+            "llm learner", None, factories.llm_learner, parts("llm learner"), trained.llm_learner_device, own_process,
+            pin_to_driver=True,
         )
         if trains_llm(options)
         else None,

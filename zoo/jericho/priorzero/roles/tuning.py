@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -123,7 +124,7 @@ class Tuning:
 
     def _check_age(self, kept: Kept) -> int:
         """How many versions of its own a batch is old. It is never older than the schedule says, whatever went wrong before."""
-        age, oldest = self.version - int(kept.parcel.meta["llm_version"]), self.schedule.oldest(kept.staleness)
+        age, oldest = self.version - int(kept.parcel.meta.get("llm_version", 0)), self.schedule.oldest(kept.staleness)
         if not 0 <= age <= oldest:
             raise LzeroAsyncError(
                 f"A batch is {age} versions of the language model old, and its staleness of {kept.staleness} allows 0 to "
@@ -137,13 +138,14 @@ class Tuning:
         """What both learners say. What fails in either is raised once nobody works any more."""
         if self._alternate or not self._beside:
             done = world_model()
-            return done, self._tune(batches, stop)
+            return done, self._tune(batches, stop, threading.Event())
+        abandoned = threading.Event()
         tuned: list[dict[str, Any]] = []
         failed: list[BaseException] = []
 
         def tune() -> None:
             try:
-                tuned.append(self._tune(batches, stop))
+                tuned.append(self._tune(batches, stop, abandoned))
             except BaseException as error:
                 failed.append(error)
 
@@ -152,16 +154,17 @@ class Tuning:
         try:
             done = world_model()
         except BaseException:
-            self._known = False
+            abandoned.set()
             self.learner.kill()  # nobody takes what it makes
             threads.join(None)
+            self._known = False
             raise
         threads.join(None)
         if failed:
             raise failed[0]
         return done, tuned[0]
 
-    def _tune(self, batches: Sequence[Parcel], stop: StopSignal) -> dict[str, Any]:
+    def _tune(self, batches: Sequence[Parcel], stop: StopSignal, abandoned: threading.Event) -> dict[str, Any]:
         for attempt in range(self._max_restarts + 1):
             try:
                 self._bring_back()
@@ -169,7 +172,7 @@ class Tuning:
                 with self._working(self.learner.name, "llm train", version=self.version):
                     tuned: dict[str, Any] = self.learner.call("train", list(batches))
             except WorkerDied as error:
-                if attempt == self._max_restarts or self._given_up():
+                if attempt == self._max_restarts or abandoned.is_set() or self._given_up():
                     raise
                 pause = backoff(self._backoff, attempt)
                 log.warning("the language model's learner died (%s); it trains again after %.3g s", error, pause)
@@ -206,13 +209,14 @@ class Tuning:
         """What a checkpoint needs; its parcels are opened where it is written."""
         return {
             **self.told(), "state": self._state, "kept": [one.parcel for one in self._kept],
-            "stalenesses": [one.staleness for one in self._kept],
+            "stalenesses": [one.staleness for one in self._kept], "last_cost": self._last_cost,
         }  # fmt: skip
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.version, self.oldest, self.skipped = (int(saved[name]) for name in ("version", "oldest", "skipped"))
         self.seconds, self.cpu_seconds = float(saved["seconds"]), float(saved["cpu_seconds"])
+        self._last_cost = float(saved["last_cost"])
         self._kept = [Kept(*pair) for pair in zip(saved["kept"], saved["stalenesses"], strict=True)]
         self._state, self._known = saved["state"], False
         self.published = None

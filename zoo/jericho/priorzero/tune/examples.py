@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lzero_async.runs.soundness import is_finite
 from zoo.jericho.priorzero.llm.candidates import TokenTrie
 from zoo.jericho.priorzero.llm.packed import PackedRow
 from zoo.jericho.priorzero.llm.prompt_table import ScoredPrompt
 from zoo.jericho.priorzero.play.batch import Collected
+from zoo.jericho.priorzero.play.open_game import Episode
 from zoo.jericho.priorzero.tune.losses import advantages, normalised
 
 
@@ -55,7 +57,7 @@ def gather(batches: Sequence[Collected], discount: float, n_step: int) -> list[E
         rows = batch.prompts.rows()
         found = [_example(examples, row) for row in rows]
         for episode in batch.episodes:
-            if episode.prompts is None or episode.taken is None:
+            if episode.prompts is None or episode.taken is None or not _is_sound(episode):
                 continue
             values, known = advantages(episode.rewards, episode.root_values, episode.ended, discount, n_step)
             for step, number in enumerate(episode.prompts.tolist()):
@@ -70,6 +72,11 @@ def gather(batches: Sequence[Collected], discount: float, n_step: int) -> list[E
     ):
         made.advantage = float(value)
     return [example for example in examples.values() if example.steps and np.isfinite(example.visits).all()]
+
+
+def _is_sound(episode: Episode) -> bool:
+    """The world model's learner refuses, counts and names others."""
+    return all(is_finite(value) for value in (episode.rewards, episode.root_values, episode.visits, episode.taken))
 
 
 def _example(examples: dict[tuple[Any, ...], Example], row: ScoredPrompt) -> Example:

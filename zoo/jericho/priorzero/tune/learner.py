@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from lzero_async.errors import BadData
+from lzero_async.errors import BadData, ConfigError
 from lzero_async.runs.soundness import first_bad
 from zoo.jericho.priorzero.llm import Reduction
 from zoo.jericho.priorzero.llm.digest import weights_digest
@@ -72,7 +73,7 @@ class LLMLearner:
         self._reference: Any = None
         if how.llm_method == "full" and how.llm_kl_weight:
             self._reference = copy.deepcopy(self.model).requires_grad_(False)
-        self._references: OrderedDict[Any, torch.Tensor] = OrderedDict()
+        self._references: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._parameters = list(trained_weights(self.model).values())
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=how.llm_learning_rate, weight_decay=how.llm_weight_decay
@@ -113,8 +114,8 @@ class LLMLearner:
         return values | {"examples": float(len(examples)), "updates": float(made), "left_out": float(left_out)}
 
     def _draw(self, examples: Sequence[Example], rng: np.random.Generator) -> Iterator[list[Example]]:
-        """The examples of each update of a train, distinct within one. What was met more often comes more often, as the square root:
-        its visits say more, and the agent will be there again; yet what is rare is learned, too."""
+        """The examples of each update of a train, distinct within one. What was met more often comes more often, as the square
+        root: its visits say more, and the agent will be there again; yet what is rare is learned, too."""
         if not examples:
             return
         often = np.sqrt([len(example.steps) for example in examples])
@@ -251,12 +252,13 @@ class LLMLearner:
 
     def _reference_scores(self, part: Sequence[Example], present: torch.Tensor) -> torch.Tensor:
         """What the untrained model says; it never changes, so it is asked once for each prompt."""
-        unknown = [one for one in part if one.row.key not in self._references]
+        keys = {id(one): _digest_of(one) for one in part}
+        unknown = [one for one in part if keys[id(one)] not in self._references]
         with torch.no_grad(), self._untrained() as model:
             for one in unknown:  # each alone, so that it is the same number whenever it is asked
                 (found,), _ = self.scores([one], model)
-                self._references[one.row.key] = found.cpu()
-        rows = [self._references[one.row.key].numpy() for one in part]
+                self._references[keys[id(one)]] = found.cpu()
+        rows = [self._references[keys[id(one)]].numpy() for one in part]
         while len(self._references) > REFERENCES:
             self._references.popitem(last=False)
         return self._padded(rows, present.shape[1], 0.0)
@@ -311,16 +313,22 @@ class LLMLearner:
             "optimizer": copy.deepcopy(self._optimizer.state_dict()["state"]),
             "version": self.version,
             "updates": self.updates,
+            "base": self._base,
         }
 
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Go on from there; None: from the beginning. Raises BadData for what is not finite."""
         state = self._first if state is None else state
+        if state["base"] != self._base:
+            raise ConfigError(
+                "the language model is not the one that was trained: its files have changed; put the run's own model back."
+            )
         if found := first_bad(state):
             raise BadData(f"the language model's state is not finite: {found}")
         load_trained(self.model, state["trained"])
         groups = self._optimizer.state_dict()["param_groups"]
-        moments = {int(number): dict(values) for number, values in state["optimizer"].items()}
+        # The optimizer keeps what it is given and changes it in place; the state stays as it was handed over.
+        moments = {int(number): copy.deepcopy(dict(values)) for number, values in state["optimizer"].items()}
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
         self.version, self.updates = int(state["version"]), int(state["updates"])
 
@@ -328,6 +336,16 @@ class LLMLearner:
 def trainable(how: LLMTrainConfig, seed: int) -> Trainable:
     """How learner and engines prepare their models."""
     return Trainable(how.llm_method, how.lora_rank, how.lora_alpha, seed)
+
+
+def _digest_of(example: Example) -> bytes:
+    """What tells a prompt and its candidates from others."""
+    key: Any = example.row.key
+    tokens, candidates = key
+    found = hashlib.blake2b(np.asarray(tokens, np.int32).tobytes(), digest_size=16)
+    for candidate in candidates:
+        found.update(b"|" + np.asarray(candidate, np.int32).tobytes())
+    return found.digest()
 
 
 def _membership(trie: Any, reduction: Reduction) -> Any:
