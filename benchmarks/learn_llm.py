@@ -33,9 +33,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "llm_learning"
 PICTURE = ROOT / "docs" / "learning-llm.png"
 TRAINING = (
     "--llm_train", "distill", "--off_policy_degree", "2", "--prior_temperature", "1", "--repeatable_prior", "false",
-    "--llm_warmup", "30", "--llm_every", "2", "--llm_updates", "24", "--llm_batch_size", "4", "--llm_learning_rate", "1e-3",
-    "--llm_holdout", "0.1", "--eval_every", "10", "--eval_modes", "llm", "--eval_episodes", "4", "--final_eval_modes", "[]", "--checkpoint_every", "10",
-    "--max_env_steps", "0",
+    "--llm_warmup", "30", "--llm_every", "2", "--llm_updates", "24", "--llm_batch_size", "4", "--llm_learning_rate",
+    "1e-3", "--llm_holdout", "0.1", "--eval_every", "10", "--eval_modes", "llm", "--eval_episodes", "4",
+    "--final_eval_modes", "[]", "--checkpoint_every", "10", "--max_env_steps", "0",
 )  # fmt: skip
 EPISODES = 40
 LAST = 20  # trains whose held-out prompts count

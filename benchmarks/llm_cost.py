@@ -4,8 +4,8 @@
     python -m benchmarks.llm_cost                     three runs of 6 minutes, one at a time
     python -m benchmarks.llm_cost --seconds 120 --pairs 3
 
-off: the language model is frozen. on: it is trained in every second train. share: the same with --llm_share 0.25. Runs of one pair
-have the same seed and follow each other in alternating order; rates are of the whole run but its first three trains, when
+off: the language model is frozen. on: it is trained in every second train. share: the same with --llm_share 0.25. Runs of one
+pair have the same seed and follow each other in alternating order; rates are of the whole run but its first three trains, when
 nothing is cached. The results are kept in benchmarks/results/llm_cost.json; pairs that are there are not repeated.
 """
 
@@ -37,7 +37,9 @@ def play(way: str, seed: int, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         words = [*COMMON, *WAYS[way], "--seed", str(seed), "--max_seconds", f"{seconds:g}", "--exp_name", str(folder)]
-        subprocess.run([sys.executable, str(ENTRY), *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, str(ENTRY), *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         summary = json.loads((folder / "summary.json").read_text())
         events = json.loads((folder / "trace.json").read_text())
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -62,9 +64,12 @@ def main() -> int:
     kept: list[dict[str, Any]] = json.loads(options.results.read_text()) if options.results.is_file() else []
     while len(kept) < options.pairs:
         order = list(WAYS) if len(kept) % 2 == 0 else list(WAYS)[::-1]
-        kept.append({way: play(way, len(kept), options.seconds) for way in order})
+        number = len(kept)
+        kept.append({way: play(way, number, options.seconds) for way in order})
         options.results.write_text(json.dumps(kept, indent=1) + "\n")
-    print(f"{'way':<8}{'trains/s':>10}{'of off':>8}{'steps/s':>9}{'of off':>8}{'LLM trains':>12}{'left out':>10}{'LLM cores':>11}")
+    print(
+        f"{'way':<8}{'trains/s':>10}{'of off':>8}{'steps/s':>9}{'of off':>8}{'LLM trains':>12}{'left out':>10}{'LLM cores':>11}"
+    )
     for way in WAYS:
         middle = {name: statistics.median(row[way][name] for row in kept) for name in kept[0][way]}
         ratios = [

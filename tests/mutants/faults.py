@@ -121,8 +121,8 @@ FAULTS: Final = [
           "positions = sum(len(segment) for segment in gone)"),
     # answers of other weights are found
     Fault("prior", "_key",
-          "parts = [prompt_key(query.prompt), query.item.actions, weights, self._reduction, self._temperature]",
-          "parts = [prompt_key(query.prompt), query.item.actions, self._reduction, self._temperature]"),
+          "parts: list[Any] = [prompt_key(query.prompt), query.item.actions, weights, self._reduction]",
+          "parts: list[Any] = [prompt_key(query.prompt), query.item.actions, self._reduction]"),
 ]  # fmt: skip
 
 
