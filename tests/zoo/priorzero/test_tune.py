@@ -396,6 +396,32 @@ def test_distillation_teaches_what_the_search_likes(folder: str) -> None:
     assert (made.version, made.updates) == (7, 56)
 
 
+def test_a_power_makes_the_visits_sharper(folder: str) -> None:
+    made = learner(folder, distill_power=2.0)
+    examples = gather([batch(folder)], 0.9, 3)
+    with torch.no_grad():
+        _, found = made._loss(examples)
+        expected = []
+        for one in examples:
+            scores, present = made.scores([one])
+            log_pi = losses.log_policy(scores, present, torch.from_numpy(one.copies)[None], 1.5)[0].numpy()
+            sharper = one.target**2 / (one.target**2).sum()
+            expected.append(-(sharper * log_pi).sum())
+    assert found["distill_loss"] == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def test_what_is_met_often_is_trained_on_more_often_as_the_square_root(folder: str) -> None:
+    made = learner(folder, llm_updates=2000, llm_batch_size=1)
+    examples = gather([batch(folder, prompts=4, steps=60)], 0.9, 3)
+    drawn = [one for update in made._draw(examples, np.random.default_rng(0)) for one in update]
+    weights = np.sqrt([len(one.steps) for one in examples])
+    counts = np.asarray([sum(one is other for other in drawn) for one in examples])
+    np.testing.assert_allclose(counts / counts.sum(), weights / weights.sum(), atol=0.04)
+    made._how = replace(made._how, llm_updates=3, llm_batch_size=99)  # distinct within an update, all of them at most
+    for update in made._draw(examples, np.random.default_rng(0)):
+        assert len(update) == len(examples) == len({id(one) for one in update})
+
+
 def test_the_policy_gradient_makes_what_was_rewarded_likelier(folder: str) -> None:
     data = batch(folder, favourite=2, rewards=1.0, steps=40)
     made = learner(folder, llm_train="rft", llm_updates=6, rft_steps=1)
