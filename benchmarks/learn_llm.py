@@ -92,6 +92,8 @@ def look(folder: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if "llm/version" in row]
     held = [(row["llm/top1_held_out"], row["llm/held_out"]) for row in trained if "llm/top1_held_out" in row][-LAST:]
+    values, weights = zip(*held, strict=True) if held else ((float("nan"),), (1.0,))
+    held_out = float(np.average(values, weights=weights))
     summary = json.loads((folder / "summary.json").read_text())
     names = (
         "llm/version",
@@ -103,7 +105,7 @@ def look(folder: Path) -> dict[str, Any]:
         "learner/staleness",
     )
     return {
-        **found, "held_out": float(np.average(*zip(*held, strict=True))) if held else float("nan"),
+        **found, "held_out": held_out,
         "curve": [[row["collector/env_steps"], *(row.get(name) for name in names)] for row in rows],
         "evaluations": [[row["env_steps"], row["seconds"], row["mean"]] for row in summary["evaluations"]],
         "staleness_max": summary["statistics"]["staleness_max"], "llm": summary["results"]["llm"],
