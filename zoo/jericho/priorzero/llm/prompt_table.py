@@ -48,8 +48,10 @@ class PromptTable:
 
     def row(self, index: int) -> ScoredPrompt:
         """The prompt with this number."""
-        last = int(self.counts[: index + 1].sum())
-        first = last - int(self.counts[index])
+        return self._row(index, int(self.counts[:index].sum()))
+
+    def _row(self, index: int, first: int) -> ScoredPrompt:
+        last = first + int(self.counts[index])
         return ScoredPrompt(
             _part(self.tokens, self.ends, index),
             [_part(self.candidate_tokens, self.candidate_ends, number) for number in range(first, last)],
@@ -58,7 +60,8 @@ class PromptTable:
 
     def rows(self) -> list[ScoredPrompt]:
         """All of them."""
-        return [self.row(index) for index in range(len(self))]
+        firsts = np.cumsum(self.counts) - self.counts
+        return [self._row(index, int(first)) for index, first in enumerate(firsts)]
 
     def plain(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, for a checkpoint."""

@@ -182,7 +182,6 @@ class LLMLearner:
     def scores(self, examples: Sequence[Example], model: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores of the candidates [examples, candidates] as engines make them, and which of them there are."""
         width = max(len(one.copies) for one in examples)
-        scores = torch.zeros(len(examples), width, device=self.device)
         present = torch.zeros(len(examples), width, dtype=torch.bool, device=self.device)
         rows = [one.row for one in examples]
         parts = []
@@ -191,7 +190,7 @@ class LLMLearner:
             member = torch.from_numpy(_membership(row.trie, self._reduction)).to(self.device)
             parts.append(torch.nn.functional.pad(member @ nodes, (0, width - len(member))))
             present[number, : len(member)] = torch.tensor([end >= 0 for end in row.trie.ends])
-        return scores + torch.stack(parts), present
+        return torch.stack(parts), present
 
     def _loss(self, part: Sequence[Example]) -> tuple[torch.Tensor, dict[str, float]]:
         how = self._how
